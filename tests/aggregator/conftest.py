@@ -191,14 +191,14 @@ class Bench:
     def contribute(self, device, message):
         """Send it, and give every block that is asked for. Returns the receipts that came of it."""
         before = len(self.receipts(device))
-        seen = len(self.link.sent)
+        count = len(self.link.sent)
         self.say(device, "contribution", message)
         while True:
-            asked = [p for t, p in self.link.sent[seen:] if t == topics.down(device, "get")]
-            seen = len(self.link.sent)
-            if not asked:
+            gets = [p for t, p in self.link.sent[count:] if t == topics.down(device, "get")]
+            count = len(self.link.sent)
+            if not gets:
                 return self.receipts(device)[before:]
-            for payload in asked:
+            for payload in gets:
                 get = messages.decode(payload, Get)
                 for index, data in answer_get(self.blobs, get):
                     self.raw(topics.up(device, topics.block(get.blob.sha, index)), data)
@@ -215,16 +215,16 @@ class Bench:
     @property
     def offer(self):
         """What all devices were told last; as the whole offer, where they were told in few bytes."""
-        topic, known = topics.offer(self.task.name), None
+        topic, latest = topics.offer(self.task.name), None
         for payload in [payload for where, payload in self.link.sent if where == topic]:
             if small.is_compact_offer(payload):
-                known = small.full_offer(known, small.decode_offer(payload))
+                latest = small.full_offer(latest, small.decode_offer(payload))
             else:
-                known = messages.decode(payload, Offer)
+                latest = messages.decode(payload, Offer)
         return (
-            msgspec.structs.replace(known, base=self.store.rounds.start(known.round).base)
-            if known.kinds
-            else known
+            msgspec.structs.replace(latest, base=self.store.rounds.start(latest.round).base)
+            if latest.kinds
+            else latest
         )
 
     def heard(self, kind):
@@ -241,8 +241,8 @@ def bench(tmp_path, database):
         return benches[-1]
 
     yield make
-    for one in benches:
-        one.service.close()
+    for each in benches:
+        each.service.close()
 
 
 class Scripted:
@@ -320,14 +320,14 @@ class Scripted:
             self.pending.pop(receipt.seq, None)
 
     def _contribute(self, offer):
-        made = self.script(offer)
-        if made is None:
+        update = self.script(offer)
+        if update is None:
             plan = Plan(
                 task=offer.task, round=offer.round, kind="", seconds=0, memory_bytes=0, energy_j=0, reasons=()
             )
             self._send("plan", plan)
             return
-        kind, content, examples = made
+        kind, content, examples = update
         self.seq += 1
         body = tensors.encode(content)
         where = {"body": body} if len(body) <= INLINE_LIMIT else {"blob": self.blobs.put(body)}
@@ -355,8 +355,8 @@ def scripted(tmp_path):
         return devices[-1]
 
     yield make
-    for one in devices:
-        one.leave()
+    for each in devices:
+        each.leave()
 
 
 @pytest.fixture
@@ -391,7 +391,7 @@ def alive():
     def of(processes):
         if isinstance(processes, subprocess.Popen):
             processes = psutil.Process(processes.pid).children()
-        return [one for one in processes if is_worker(one)]
+        return [process for process in processes if is_worker(process)]
 
     return of
 

@@ -16,34 +16,34 @@ DATABASES = ("sqlite", "postgres")
 class Hall:
     def __init__(self, most):
         self.here, self.forgotten = set(), []
-        self.known = KnownDevices(lambda device: device not in self.here, self.forgotten.append, most)
+        self.devices = KnownDevices(lambda device: device not in self.here, self.forgotten.append, most)
 
 
 def test_who_is_away_and_was_heard_longest_ago_is_forgotten_for_another():
     hall = Hall(3)
     hall.here = {"a"}
-    assert all(hall.known.lets_in(device) for device in ("a", "b", "c", "b", "d"))
+    assert all(hall.devices.lets_in(device) for device in ("a", "b", "c", "b", "d"))
     assert hall.forgotten == ["c"]
-    assert len(hall.known) == 3
+    assert len(hall.devices) == 3
 
 
 def test_while_all_are_here_nobody_else_is_let_in_and_it_is_said_ever_more_rarely(caplog):
     hall = Hall(2)
     hall.here = {"a", "b"}
     for name in ("a", "b", *(f"x{i}" for i in range(50)), "a"):
-        hall.known.lets_in(name)
+        hall.devices.lets_in(name)
     assert len(caplog.records) == 2  # the first and the tenth
     assert "the last was from x9: enrol devices" in caplog.text
     assert hall.forgotten == []
-    assert hall.known.lets_in("b")
+    assert hall.devices.lets_in("b")
 
 
 def test_who_is_known_from_before_is_known():
     hall = Hall(1)
     hall.here = {"a"}
-    hall.known.remember(["a"])
-    assert hall.known.lets_in("a")
-    assert not hall.known.lets_in("b")
+    hall.devices.remember(["a"])
+    assert hall.devices.lets_in("a")
+    assert not hall.devices.lets_in("b")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def small(bench, make_task):
     return bench(make_task("few-shot", rounds=2, min_devices=2), max_devices=3)
 
 
-def known(b):
+def count_of(b):
     plans, moved = b.service._run.contributions.statements.plans, b.service._out.traffic.all()
     return max(
         len(b.service.state.devices), len(plans), len(moved), len(b.service._messages.admission.known_devices)
@@ -72,7 +72,7 @@ def test_strangers_of_many_names_leave_the_service_no_larger_and_the_round_goes_
             name, small.contribution("few-shot", update_of("few-shot"), seq=number + 1, task="x")
         )
         small.say(name, "state", State(boot=1, online=False, leaving=True))
-        assert known(small) <= 3
+        assert count_of(small) <= 3
     small.wait(0.1)
     assert len(small.store.session.saved().present) <= 3
     for name in ("pi-1", "pi-2"):
@@ -119,8 +119,8 @@ def test_a_round_takes_so_many_valid_updates_of_strangers_and_tells_the_others_w
     b = bench(make_task("few-shot", rounds=3, min_devices=2, late=late), max_devices=4)
     b.join("pi-1", "pi-2")
     answers = [visit(b, f"stranger-{number}", update_of)[0] for number in range(30)]
-    assert [one.status for one in answers] == ["accepted"] * 4 + ["refused"] * 26
-    assert {(one.reason.split(": ")[1], one.retry_after_s) for one in answers[4:]} == {
+    assert [answer.status for answer in answers] == ["accepted"] * 4 + ["refused"] * 26
+    assert {(answer.reason.split(": ")[1], answer.retry_after_s) for answer in answers[4:]} == {
         ("round 1 has 4 contributions, as many as it takes", 10)
     }
     assert caplog.text.count("round 1 takes 4 contributions, later ones are deferred: raise max_devices") == 1
@@ -136,7 +136,7 @@ def test_a_round_takes_so_many_valid_updates_of_strangers_and_tells_the_others_w
     assert receipt.status == {"count": "accepted", "discard": "late"}[late]
 
 
-def asked(b):
+def cohort_in(b):
     return set(b.store.session.saved().asked)
 
 
@@ -147,12 +147,12 @@ def test_strangers_that_are_asked_and_leave_fill_no_table(bench, make_task):
         visit(b, f"stranger-{number}")
         b.wait(1.5)
     assert b.service.state.round == 1
-    assert set(b.service.state.asked) == asked(b) == {f"stranger-{number}" for number in range(35, 40)}
+    assert set(b.service.state.asked) == cohort_in(b) == {f"stranger-{number}" for number in range(35, 40)}
     b.restart()
     for number in range(40, 60):
         visit(b, f"stranger-{number}")
         b.wait(1.5)
-    assert set(b.service.state.asked) == asked(b) == {f"stranger-{number}" for number in range(55, 60)}
+    assert set(b.service.state.asked) == cohort_in(b) == {f"stranger-{number}" for number in range(55, 60)}
 
 
 def test_who_was_asked_for_rounds_that_do_not_matter_any_more_is_not_on_the_disk(bench, make_task, update_of):
@@ -167,7 +167,7 @@ def test_who_was_asked_for_rounds_that_do_not_matter_any_more_is_not_on_the_disk
         message = b.contribution("few-shot", update_of("few-shot"), number)
         assert b.contribute(name, message)[0].status == "accepted"
     [name] = (device for device, latest in b.service.state.asked.items() if latest == 9)
-    assert asked(b) == {*cohorts[-2:], name}
+    assert cohort_in(b) == {*cohorts[-2:], name}
 
 
 def test_one_that_is_forgotten_and_asked_again_at_once_is_known_to_be_asked(bench, make_task):
@@ -177,7 +177,7 @@ def test_one_that_is_forgotten_and_asked_again_at_once_is_known_to_be_asked(benc
     hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx")
     b.service.handle(Received(topics.up("pi-1", "hello"), encode(hello), False))
     b.service.tick()
-    assert asked(b) == {"pi-1"}
+    assert cohort_in(b) == {"pi-1"}
     b.service._messages.forget("pi-1")
     b.service.tick()
-    assert asked(b) == set()
+    assert cohort_in(b) == set()

@@ -47,10 +47,12 @@ def test_an_update_at_which_the_kind_fails_is_left_out_and_the_round_is_merged(
 def test_a_norm_bound_is_of_the_models_that_are_compared(bench, make_task, bundle):
     b = bench(make_task(KindSettings(name="top-k", max_norm=50.0), min_contributions=3))
     b.join("a", "b", "c")
-    said = [
+    receipts = [
         b.contribute(device, b.contribution("top-k", update(bundle.manifest, first, value)))[0]
         for device, first, value in (("a", 0, 1.0), ("b", 0, 9.0), ("c", 10**6, 1.0))
     ]
-    assert [receipt.status for receipt in said] == ["accepted", "refused", "refused"]
-    assert "away from the base, at most 50 is accepted" in said[1].reason
-    assert re.search(r"it cannot be compared with the base: .*own_kind\.py:\d+: IndexError", said[2].reason)
+    assert [receipt.status for receipt in receipts] == ["accepted", "refused", "refused"]
+    assert "away from the base, at most 50 is accepted" in receipts[1].reason
+    assert re.search(
+        r"it cannot be compared with the base: .*own_kind\.py:\d+: IndexError", receipts[2].reason
+    )

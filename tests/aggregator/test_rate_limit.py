@@ -12,22 +12,22 @@ from device_runtime.broker.wire.link_events import Connected, Received
 from device_runtime.broker.wire.messages import Get
 
 
-def taken(flood, device, messages, now):
+def accepted_count(flood, device, messages, now):
     return sum(flood.lets(device, now) for _ in range(messages))
 
 
 def test_a_burst_is_taken_and_then_as_many_as_the_bucket_fills_by():
     flood = RateLimit(burst=10, rate=2)
-    assert taken(flood, "a", 50, 0.0) == 10
-    assert taken(flood, "a", 50, 3.0) == 6
-    assert taken(flood, "a", 50, 1000.0) == 10
+    assert accepted_count(flood, "a", 50, 0.0) == 10
+    assert accepted_count(flood, "a", 50, 3.0) == 6
+    assert accepted_count(flood, "a", 50, 1000.0) == 10
 
 
 def test_devices_do_not_share_a_bucket_and_a_clock_that_goes_back_gives_nothing():
     flood = RateLimit(burst=3, rate=1)
-    assert taken(flood, "a", 5, 10.0) == 3
-    assert taken(flood, "b", 5, 10.0) == 3
-    assert taken(flood, "a", 5, 5.0) == 0
+    assert accepted_count(flood, "a", 5, 10.0) == 3
+    assert accepted_count(flood, "b", 5, 10.0) == 3
+    assert accepted_count(flood, "a", 5, 5.0) == 0
 
 
 def test_only_so_many_devices_are_remembered():
@@ -116,11 +116,11 @@ def test_an_inbox_keeps_so_many_bytes_of_one_device_and_of_all_and_always_what_i
     for number in range(100):
         inbox.put(message(f"pi-{number}", 1_000))
     inbox.put(Connected(False))
-    heard = []
+    events = []
     while not inbox.empty():
-        heard.append(inbox.get_nowait())
-    assert [one for one in heard if isinstance(one, Connected)] == [Connected(False)]
-    names = [one.topic.split("/")[3] for one in heard[:-1]]
+        events.append(inbox.get_nowait())
+    assert [event for event in events if isinstance(event, Connected)] == [Connected(False)]
+    names = [event.topic.split("/")[3] for event in events[:-1]]
     assert (names.count("evil"), len(names)) == (3, 6)  # of 1,512 bytes each
     with pytest.raises(queue.Empty):
         inbox.get_nowait()
@@ -159,7 +159,7 @@ def test_hellos_of_ever_new_boots_cost_a_commit_now_and_then_and_the_last_one_is
     b.service.tick()
     b.service.close()
     b.restart()
-    assert {device: one.boot for device, one in b.service.state.devices.items()}["pi"] == 9
+    assert {device: device_.boot for device, device_ in b.service.state.devices.items()}["pi"] == 9
 
 
 def test_a_device_that_says_the_same_again_costs_no_commit(bench, make_task, monkeypatch):

@@ -145,7 +145,7 @@ def test_where_late_updates_are_discarded_late_scalars_are_too(bench, make_task)
     assert sent(b, "b", scalars(-4.0, 2.0, 30), number=1) == ("late", "round 1 is closed, round 2 is open")
 
 
-def asked(bench, number):
+def cohort_of(bench, number):
     """Who was asked for a round, by what was said to each."""
     return sorted(name for name, latest in bench.service.state.asked.items() if latest == number)
 
@@ -157,19 +157,19 @@ def test_in_a_cohort_late_scalars_count_once_and_none_of_who_was_not_asked(bench
     cohort = {"devices_per_round": 2, "late": "count", "staleness_weight": 1.0}
     b = bench(make_task(KIND, rounds=3, **cohort))
     b.join("a", "b", "c", "d")
-    first, late = asked(b, 1)
+    first, late = cohort_of(b, 1)
     stranger = next(name for name in "abcd" if name not in (first, late))
     assert sent(b, stranger, scalars(9.0, 9.0))[0] == "refused"
     assert sent(b, first, scalars(1.0, 1.0))[0] == "accepted"
     b.wait(11.0)
     assert b.service.state.round == 2
-    assert late not in asked(b, 2), "it is at work on round 1 still"
+    assert late not in cohort_of(b, 2), "it is at work on round 1 still"
     assert sent(b, late, scalars(-4.0, 2.0, 30), number=1)[0] == "accepted"
     b = b.restart()
     b.join("a", "b", "c", "d", boot=2)
     assert sent(b, late, scalars(-4.0, 2.0, 30), number=1)[0] == "duplicate"
     assert sent(b, stranger, scalars(9.0, 9.0), number=1)[0] == "refused"
-    for name in asked(b, 2):
+    for name in cohort_of(b, 2):
         sent(b, name, scalars(3.0, 3.0, 5), number=2)
     b.wait(21.0)
     assert b.service.state.round == 3
@@ -183,13 +183,13 @@ def test_a_liar_among_those_that_are_asked_moves_no_more_than_others_in_time_or_
     cohort = {"devices_per_round": 5, "late": "count", "robust": "norm-clip"}
     b = bench(make_task(KIND, rounds=3, **cohort))
     b.join("a", "b", "c", "d", "e", "f")
-    *honest, liar = asked(b, 1)
+    *honest, liar = cohort_of(b, 1)
     for name in honest:
         sent(b, name, scalars(1.0, 1.0))
     b.wait(11.0)
     assert b.service.state.round == 2
     assert sent(b, liar, scalars(-1e8, -1e8), number=1)[0] == "accepted"
-    for name in asked(b, 2):
+    for name in cohort_of(b, 2):
         sent(b, name, scalars(2.0, 2.0), number=2)
     b.wait(21.0)
     _, lie, now = log(b, 3)

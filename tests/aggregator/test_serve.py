@@ -87,8 +87,8 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
 
     assert (folder / "run.sqlite").exists() == (not database)
     store = Store(folder)
-    kept = [stored for n in range(1, rounds + 1) for stored in store.contributions.of_round(n)]
-    stored = Counter((one.round, one.device, one.kind) for one in kept)
+    contributions = [stored for n in range(1, rounds + 1) for stored in store.contributions.of_round(n)]
+    stored = Counter((entry.round, entry.device, entry.kind) for entry in contributions)
     closed = store.rounds.closed()
     store.close()
     acknowledged = {
@@ -102,8 +102,8 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
     assert [c.record.round for c in closed] == list(range(1, rounds + 1))
     assert {c.record.participants for c in closed} == {4}
     assert all(receipt.status in ("accepted", "duplicate") for d in devices for receipt in d.receipts)
-    told = lines(folder / "contributions.jsonl")
-    assert Counter((line["round"], line["device"], line["kind"]) for line in told) == stored
+    rows = lines(folder / "contributions.jsonl")
+    assert Counter((line["round"], line["device"], line["kind"]) for line in rows) == stored
     assert len((folder / "rounds.csv").read_text().splitlines()) == rounds + 1
 
 
@@ -141,18 +141,20 @@ def test_cohorts_and_buffers_go_on_where_they_were_when_they_are_killed(
     store = Store(folder)
     counted = {n: list(store.contributions.of_round(n)) for n in range(1, rounds + 1)}
     store.close()
-    kept = Counter((one.round, one.device) for stored in counted.values() for one in stored)
-    assert set(kept.values()) == {1}
-    assert {len({one.device for one in stored}) for stored in counted.values()} == {
+    counts = Counter((entry.round, entry.device) for stored in counted.values() for entry in stored)
+    assert set(counts.values()) == {1}
+    assert {len({entry.device for entry in stored}) for stored in counted.values()} == {
         2
     }  # a buffer is of devices
-    told = [(receipt, device.device) for device in devices for receipt in device.receipts]
-    assert "refused" not in {receipt.status for receipt, _ in told}
+    receipts_ = [(receipt, device.device) for device in devices for receipt in device.receipts]
+    assert "refused" not in {receipt.status for receipt, _ in receipts_}
     kept_says = ("accepted", "duplicate")
-    replaced = [(r, device) for r, device in told if r.status in kept_says and (r.round, device) not in kept]
+    replaced = [
+        (r, device) for r, device in receipts_ if r.status in kept_says and (r.round, device) not in counts
+    ]
     for receipt, device in replaced:  # one voice: a newer one of the device came in time
         assert receipt.status == "duplicate" or "unless a newer one comes" in receipt.reason
-        assert any(newer > receipt.round and name == device for newer, name in kept), (receipt, device)
+        assert any(newer > receipt.round and name == device for newer, name in counts), (receipt, device)
 
 
 def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
@@ -361,11 +363,11 @@ def test_no_more_devices_are_known_than_the_settings_say(serve, broker, scripted
 
 def test_where_the_old_address_is_taken_the_broker_starts_at_another(tmp_path):
     (tmp_path / "run").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        (tmp_path / "run" / "port").write_text(str(taken.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "run" / "port").write_text(str(server.getsockname()[1]))
         broker, url = backing.broker_for(BrokerSection(), tmp_path / "run")
         broker.stop()
-        assert url.port not in (0, taken.getsockname()[1])
+        assert url.port not in (0, server.getsockname()[1])
     for rubbish in (b"", b"\xff", b"x", b"99999999", b"-1"):
         (tmp_path / "run" / "port").write_bytes(rubbish)
         assert backing.port_before(tmp_path / "run") == 0

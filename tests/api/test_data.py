@@ -40,7 +40,7 @@ def test_arrays_may_have_test_samples_labels_and_clients(handwritten):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("changes", "message"),
     [
         (lambda x, y: {"y": y[1:]}, "300 samples in x and 299 in y"),
         (lambda x, y: {"test": (x, y[:7])}, "300 samples in x_test and 7 in y_test"),
@@ -52,10 +52,10 @@ def test_arrays_may_have_test_samples_labels_and_clients(handwritten):
         (lambda x, y: {"y": 3}, r"y is int64 of shape \(\), expected"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused_and_nothing_is_kept(handwritten, own_place, given, message):
+def test_arrays_that_do_not_fit_are_refused_and_nothing_is_kept(handwritten, own_place, changes, message):
     x, y = handwritten
     with pytest.raises(DataSetError, match=message):
-        dr.data.arrays(**{"x": x, "y": y, **given(x, y)})
+        dr.data.arrays(**{"x": x, "y": y, **changes(x, y)})
     assert not (own_place / "cache").exists()
 
 

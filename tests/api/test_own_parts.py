@@ -242,7 +242,7 @@ def test_what_cannot_be_loaded_is_refused_with_the_reason(tmp_path, monkeypatch,
 
 
 def test_defining_a_class_again_replaces_it():
-    def made(rate):
+    def define(rate):
         @dataclass(frozen=True)
         class Again(FedAvg):
             name: ClassVar[str] = "again"
@@ -250,8 +250,8 @@ def test_defining_a_class_again_replaces_it():
 
         return register(Again)
 
-    made(0.1)
-    last = made(0.2)
+    define(0.1)
+    last = define(0.2)
     assert registry.KINDS["again"] is last
     assert registry.make("again").lr == 0.2
 

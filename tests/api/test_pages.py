@@ -30,9 +30,9 @@ WITH_WORK = [test for module in MODULES if module not in (data, fleet) for test 
 
 def run_example(test):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    said = []
-    runner.run(test, out=said.append)
-    assert not runner.failures, "".join(said)
+    output = []
+    runner.run(test, out=output.append)
+    assert not runner.failures, "".join(output)
 
 
 @pytest.mark.parametrize("test", QUICK, ids=lambda test: test.name)
@@ -68,12 +68,12 @@ def test_a_federated_run_is_less_than_twenty_lines():
 @pytest.mark.slow
 def test_the_whole_page_runs_from_top_to_bottom(capsys):
     pytest.importorskip("torch")
-    seen = {}
+    names = {}
     for block in blocks("docs/python.md"):
-        exec(block, seen)  # noqa: S102
-    assert seen["result"].policies == ("mixed", "fedavg")
+        exec(block, names)  # noqa: S102
+    assert names["result"].policies == ("mixed", "fedavg")
     assert Path("accuracy.png").exists()
-    assert seen["model"].labels == tuple("0123456789")
+    assert names["model"].labels == tuple("0123456789")
     assert "round 2: " in capsys.readouterr().out
     assert Path("report", "report.html").exists()
 

@@ -21,9 +21,9 @@ RUNS = (RunName("choose", 0), RunName("drop", 0))
 class Handle:
     """What IPython gives for a display: keeps the last thing shown."""
 
-    def update(self, shown, raw):
+    def update(self, content, raw):
         assert raw
-        self.shown = shown
+        self.content = content
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def test_a_notebook_s_bar_moves_and_names_what_failed():
     handle = Handle()
     view = NotebookProgress(RUNS, 4, handle)
     view.working(RUNS[0], UpdatesTrained(1, 3))
-    assert "choose-0: 3 updates trained for round 1 of 4" in handle.shown["text/html"]
+    assert "choose-0: 3 updates trained for round 1 of 4" in handle.content["text/html"]
     view.moved(RUNS[0], RoundDone(1, 5.0, 0.5, 3))
-    assert 'value="1" max="8"' in handle.shown["text/html"]
-    assert "accuracy 50.0%" in handle.shown["text/plain"]
+    assert 'value="1" max="8"' in handle.content["text/html"]
+    assert "accuracy 50.0%" in handle.content["text/plain"]
     view.ended(RUNS[0], "")
     view.ended(RUNS[1], "no <data>")
     view.close()
-    assert 'value="8" max="8"' in handle.shown["text/html"]
-    assert "2 of 2 runs" in handle.shown["text/html"]
-    assert "drop-0: failed: no &lt;data&gt;" in handle.shown["text/html"]
+    assert 'value="8" max="8"' in handle.content["text/html"]
+    assert "2 of 2 runs" in handle.content["text/html"]
+    assert "drop-0: failed: no &lt;data&gt;" in handle.content["text/html"]

@@ -174,7 +174,7 @@ def test_kinds_that_only_this_process_knows_are_trained_here(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given, error, message",
+    "arguments, error, message",
     [
         ({"task": "nowhere"}, Exception, "nowhere is neither a bundle folder or zip nor a shipped bundle"),
         ({"task": "nowhere.toml"}, ScenarioError, "cannot read nowhere.toml"),
@@ -197,7 +197,7 @@ def test_kinds_that_only_this_process_knows_are_trained_here(tmp_path):
         ({"executor": "magic"}, SimulationError, "there is no executor 'magic'"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_run(given, error, message, tmp_path):
+def test_what_cannot_be_done_is_said_before_anything_is_run(arguments, error, message, tmp_path):
     with pytest.raises(error, match=message):
-        dr.simulate(**{"task": "digits", "progress": False, **given})
+        dr.simulate(**{"task": "digits", "progress": False, **arguments})
     assert not list(tmp_path.iterdir())

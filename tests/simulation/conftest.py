@@ -94,14 +94,14 @@ def made_up_run(
     speed = {name: SPEEDS[group] * rng.lognormal(0, 0.3) for name, group in fleet}
     lines, asks, now, share = [], [], 0.0, 0.0
     for number in range(1, rounds + 1):
-        mine = [_made_up_ask(policy, (number, now), member, speed[member[0]], rng) for member in fleet]
-        took = min(DEADLINE_S, max(each.ended_s - now for each in mine))
-        counted = [each for each in mine if each.fate == "counted"]
-        share += (len(counted) / len(mine)) * (1 - share) * 0.35
+        asks_ = [_made_up_ask(policy, (number, now), member, speed[member[0]], rng) for member in fleet]
+        took = min(DEADLINE_S, max(each.ended_s - now for each in asks_))
+        counted = [each for each in asks_ if each.fate == "counted"]
+        share += (len(counted) / len(asks_)) * (1 - share) * 0.35
         by_class = tuple(float(x) for x in np.clip(share + rng.normal(0, 0.05, 10), 0, 1))
         now += took
-        asks += mine
-        lines.append(_made_up_line(number, (now - took, now), mine, by_class))
+        asks += asks_
+        lines.append(_made_up_line(number, (now - took, now), asks_, by_class))
     return lines, asks
 
 

@@ -37,7 +37,7 @@ class Notes:
         self.kinds.setdefault(ask.group, set()).add(ask.kind)
         self.whys.setdefault(ask.group, set()).add(ask.why.split("; ")[-1])
 
-    def trained(self, job, made):
+    def trained(self, job, update):
         pass
 
     def closed(self, line):
@@ -111,19 +111,21 @@ def test_devices_that_hold_samples_out_choose_the_head_in_place_of_the_evaluatio
     def played(**statistics):
         data = {"source": "digits", "samples_per_client": 60}
         over = {"devices": 8, "data": data, "task": {**task, "statistics": statistics}}
-        notes, kept = Notes(), []
+        notes, checkpoints = Notes(), []
         simulate(
-            prepare(scenario.load("uniform", over), 1), watch=notes, keeping=ResumeOptions(keep=kept.append)
+            prepare(scenario.load("uniform", over), 1),
+            watch=notes,
+            keeping=ResumeOptions(keep=checkpoints.append),
         )
-        return notes.lines[-1], kept[-1]
+        return notes.lines[-1], checkpoints[-1]
 
-    last, kept = played(hold_out=0.1)
-    held, closed, trained = kept.states.aggregator[closed_form.MEMORY]["right"]
-    assert 2 * 8 * 6 < held < 3 * 8 * 6
-    assert 0 < trained <= held and 0 < closed <= held
-    assert "closed-form/head.weight" in kept.bases[-1].aside
+    last, checkpoint = played(hold_out=0.1)
+    total, closed, trained = checkpoint.states.aggregator[closed_form.MEMORY]["right"]
+    assert 2 * 8 * 6 < total < 3 * 8 * 6
+    assert 0 < trained <= total and 0 < closed <= total
+    assert "closed-form/head.weight" in checkpoint.bases[-1].aside
     assert 0 < last.closed_form_eval_acc != last.base_eval_acc > 0
-    is_trained = trained - closed > held**0.5
+    is_trained = trained - closed > total**0.5
     assert last.eval_acc == (last.base_eval_acc if is_trained else last.closed_form_eval_acc)
     without, plain = played()
     assert plain.bases[-1].aside == {}

@@ -39,9 +39,9 @@ def scenario(tmp_path, kinds, **task):
     return scenarios.load(path, tables)
 
 
-def both(made):
+def both(setting):
     """(fast: asks, weights), (wire: finished)."""
-    prepared, noted = prepare(made, SEED), Noted()
+    prepared, noted = prepare(setting, SEED), Noted()
     served = simulate(prepared, observer=noted)
     return noted.asks, served, perform(prepared, WireCourse(SEED, until_s=10_000))
 
@@ -78,8 +78,8 @@ def test_kinds_with_different_codecs_and_none_make_one_model(tmp_path):
         {"name": "few-shot", "settings": {"codec": "delta+half", "least_samples": 0}},
         {"name": "zeroth-order"},
     ]
-    made = scenario(tmp_path, kinds, round_deadline_s=3.0)
-    asks, served, finished = both(made)
+    setting = scenario(tmp_path, kinds, round_deadline_s=3.0)
+    asks, served, finished = both(setting)
     fast = {(ask.round, ask.device): ask.kind for ask in asks if ask.fate == "counted"}
     assert fast == {(record.round, record.device): record.kind for _, record in finished.contributions}
     assert set(fast.values()) == {"full", "few-shot"}
@@ -93,7 +93,7 @@ def test_a_coded_update_fits_a_link_that_is_too_narrow_for_a_whole_one(tmp_path)
         "name": "uniform",
         "groups": {"phone": {"profile": "phone-high", "share": 1.0, "link": {"up_bytes_per_s": 1e5}}},
     }
-    taken = {}
+    kinds_by_codec = {}
     for word in ("", WORD):
         full = {"name": "full", "settings": {**QUICK, "codec": word, "graded": False}}
         kinds = [full, {"name": "few-shot", "settings": {"least_samples": 0}}]
@@ -103,5 +103,5 @@ def test_a_coded_update_fits_a_link_that_is_too_narrow_for_a_whole_one(tmp_path)
         path.write_text('fleet = "uniform"\n')
         noted = Noted()
         simulate(prepare(scenarios.load(path, table), SEED), observer=noted)
-        taken[word] = {ask.kind for ask in noted.asks}
-    assert taken == {"": {"few-shot"}, WORD: {"full"}}
+        kinds_by_codec[word] = {ask.kind for ask in noted.asks}
+    assert kinds_by_codec == {"": {"few-shot"}, WORD: {"full"}}

@@ -26,14 +26,14 @@ def mark():
 
 def marked(word):
     """The processes that have this word in their environment."""
-    found = []
+    processes_ = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == word and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes_.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes_
 
 
 def left_after(seconds, word):

@@ -18,14 +18,14 @@ def test_images_stay_with_their_labels():
     from sklearn.datasets import load_digits
 
     every = load_digits()
-    known = {(i.astype(np.uint8).tobytes(), int(t)) for i, t in zip(every.images, every.target, strict=True)}
+    pairs = {(i.astype(np.uint8).tobytes(), int(t)) for i, t in zip(every.images, every.target, strict=True)}
     test = digits.load(np.random.default_rng(0)).test
-    assert {(x.tobytes(), int(y)) for x, y in zip(test.x, test.y, strict=True)} <= known
+    assert {(x.tobytes(), int(y)) for x, y in zip(test.x, test.y, strict=True)} <= pairs
     assert test.x.shape == (360, 1, 8, 8)
     assert (test.x.dtype, test.x.max()) == (np.uint8, 16)
 
 
 def test_the_split_is_that_of_its_seed():
-    one, same, other = (digits.load(np.random.default_rng(seed)).test.y for seed in (1, 1, 2))
-    assert np.array_equal(one, same)
-    assert not np.array_equal(one, other)
+    first, same, other = (digits.load(np.random.default_rng(seed)).test.y for seed in (1, 1, 2))
+    assert np.array_equal(first, same)
+    assert not np.array_equal(first, other)

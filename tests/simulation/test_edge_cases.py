@@ -61,7 +61,7 @@ class Notes:
     def asked(self, ask):
         self.asks.append(ask)
 
-    def trained(self, job, made):
+    def trained(self, job, update):
         pass
 
     def closed(self, line):
@@ -131,8 +131,8 @@ def play(digits, exported, tmp_path_factory):
 
 
 def settings(kind, over):
-    taken = {field.name for field in fields(registry.KINDS[kind])}
-    chosen = {name: value for name, value in {**QUICK, **over}.items() if name in taken}
+    names = {field.name for field in fields(registry.KINDS[kind])}
+    chosen = {name: value for name, value in {**QUICK, **over}.items() if name in names}
     return chosen | ({"members": [FAMILIES[kind]]} if kind in FAMILIES else {})
 
 

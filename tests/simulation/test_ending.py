@@ -49,12 +49,12 @@ def test_a_run_without_a_gain_ends_and_serves_its_best_model():
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_ends_where_it_would_have():
-    kept = []
-    whole, _ = play(STOPPING, ResumeOptions(keep=kept.append))
-    again, lines = play(STOPPING, ResumeOptions(resume=kept[0]))
+    checkpoints = []
+    whole, _ = play(STOPPING, ResumeOptions(keep=checkpoints.append))
+    again, lines = play(STOPPING, ResumeOptions(resume=checkpoints[0]))
     assert [line.round for line in lines] == [2]
     assert tensors.encode(again) == tensors.encode(whole)
-    done, lines = play(STOPPING, ResumeOptions(resume=kept[1]))
+    done, lines = play(STOPPING, ResumeOptions(resume=checkpoints[1]))
     assert lines == []
     assert tensors.encode(done) == tensors.encode(whole)
 

@@ -13,9 +13,9 @@ EXAMPLES = sorted(FOLDER.glob("*.toml"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_loads_draws_a_fleet_and_is_named_in_the_docs(path):
-    made = scenario.load(path)
-    assert made.name == path.stem
-    assert len(made.fleet.draw(made.devices, seed=0)) == made.devices
+    example = scenario.load(path)
+    assert example.name == path.stem
+    assert len(example.fleet.draw(example.devices, seed=0)) == example.devices
     assert f"examples/{path.name}" in DOCS.read_text("utf-8")
     assert f"simulate examples/{path.name}" in path.read_text("utf-8")
 

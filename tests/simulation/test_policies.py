@@ -67,8 +67,8 @@ def test_fedncm_s_head_equals_the_pooled_means_where_rounds_ask_only_some_device
     kinds = [{"name": "class-means"}, {"name": "full", "settings": {"lr": 1e-30, "epochs": 1}}]
     data = {"source": "digits", "partition": "dirichlet", "alpha": 0.1, "max_train": 300}
     task = {"rounds": 2, "round_deadline_s": 600.0, "kinds": kinds, "devices_per_round": 2}
-    mine = of_policy(load("uniform", {"devices": 8, "data": data, "task": task}), policy)
-    prepared = prepare(mine, 3)
+    own = of_policy(load("uniform", {"devices": 8, "data": data, "task": task}), policy)
+    prepared = prepare(own, 3)
     served = simulate(prepared)
     bundle, clients = prepared.inputs.bundle, prepared.inputs.clients
     parts = [clients.local(device, bundle.manifest.input) for device in range(8)]
@@ -82,10 +82,10 @@ def test_fedncm_s_head_equals_the_pooled_means_where_rounds_ask_only_some_device
 
 
 def test_the_oracle_trains_on_all_samples_on_one_computer_without_a_deadline():
-    mine = of_policy(load("digits", {"devices": 7}), "centralised")
-    assert (mine.devices, mine.data.partition, mine.fleet.name) == (1, "iid", "uniform-server")
-    assert mine.task.untimed_rounds == mine.task.rounds
-    assert [kind.name for kind in mine.task.kinds] == ["full"]
+    own = of_policy(load("digits", {"devices": 7}), "centralised")
+    assert (own.devices, own.data.partition, own.fleet.name) == (1, "iid", "uniform-server")
+    assert own.task.untimed_rounds == own.task.rounds
+    assert [kind.name for kind in own.task.kinds] == ["full"]
     assert not of_policy(load("straggler-classes"), "centralised").data.groups
     for preset in preset_names():
         assert of_policy(load(preset), "centralised").devices == 1

@@ -24,13 +24,13 @@ class Lying:
         self.name = inner.name
 
     def run(self, bases, jobs):
-        for job, made in zip(jobs, self._inner.run(bases, jobs), strict=True):
+        for job, update in zip(jobs, self._inner.run(bases, jobs), strict=True):
             if job.name not in self._liars:
-                yield made
+                yield update
                 continue
             base = bases[job.base]
-            turned = {n: base[n] + np.float32(self._scale) * (v - base[n]) for n, v in made.tensors.items()}
-            yield type(made)(made.kind, turned, made.num_examples, made.train_loss, made.variant)
+            turned = {n: base[n] + np.float32(self._scale) * (v - base[n]) for n, v in update.tensors.items()}
+            yield type(update)(update.kind, turned, update.num_examples, update.train_loss, update.variant)
 
     def close(self):
         self._inner.close()
@@ -43,7 +43,7 @@ class Last(NullObserver):
 
 def accuracy(rule, scale, liars=LIARS):
     """After four rounds of ten devices with equal shares of the digits, from fresh parameters."""
-    made = scenario.load(
+    setting = scenario.load(
         "uniform",
         {
             "fleet": ALIKE,
@@ -58,7 +58,7 @@ def accuracy(rule, scale, liars=LIARS):
             },
         },
     )
-    prepared = prepare(made, 0)
+    prepared = prepare(setting, 0)
     names = sorted(prepared.scenario.fleet.draw(10, 0).name(i) for i in range(10))[:liars]
     last = Last()
     simulate(prepared, lambda inputs: Lying(PlainExecutor(inputs), names, scale), last)

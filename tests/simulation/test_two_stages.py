@@ -32,9 +32,9 @@ def play(policy, rounds):
         "data": {"max_train": 400, "max_test": 100, "partition": "dirichlet", "alpha": 0.1},
         "task": {"rounds": rounds, "round_deadline_s": 1e6, "kinds": QUICK},
     }
-    asked = scenario.of_policy(scenario.load("uniform", over), policy)
+    setting = scenario.of_policy(scenario.load("uniform", over), policy)
     notes = Notes()
-    return simulate(prepare(asked, seed=3), observer=notes), notes
+    return simulate(prepare(setting, seed=3), observer=notes), notes
 
 
 def changed(served):
@@ -50,9 +50,9 @@ def changed(served):
     ],
 )
 def test_fedncm_sets_the_head_in_one_round_and_the_next_trains_everything(policy):
-    one, first = play("fedncm", 1)
-    assert changed(one) == {"head.weight"}  # the bias is 0 as it was
-    np.testing.assert_allclose(np.linalg.norm(one["head.weight"], axis=1), 1, rtol=1e-6)
+    weights_, first = play("fedncm", 1)
+    assert changed(weights_) == {"head.weight"}  # the bias is 0 as it was
+    np.testing.assert_allclose(np.linalg.norm(weights_["head.weight"], axis=1), 1, rtol=1e-6)
     served, notes = play(policy, 4)
     assert notes.kinds == {1: {"class-means"}, 2: {"full"}, 3: {"full"}, 4: {"full"}}
     begun = notes.lines[0]
@@ -74,5 +74,7 @@ def test_linear_probing_changes_the_head_alone_until_everything_is_trained():
 
 
 def test_a_scenario_keeps_its_own_settings_of_each_stage():
-    asked = scenario.of_policy(scenario.load("uniform", {"task": {"rounds": 3, "kinds": QUICK}}), "fedncm+ft")
-    assert msgspec.to_builtins(asked.task.kinds[1].settings) == QUICK[0]["settings"]
+    setting = scenario.of_policy(
+        scenario.load("uniform", {"task": {"rounds": 3, "kinds": QUICK}}), "fedncm+ft"
+    )
+    assert msgspec.to_builtins(setting.task.kinds[1].settings) == QUICK[0]["settings"]

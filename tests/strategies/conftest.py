@@ -116,8 +116,8 @@ def family(digits: LocalData, once: Callable[[str, Callable[[Path], object]], Pa
             name or "main", InputSpec((1, 8, 8)), tuple("0123456789"),
             sets={"all": {}, **above}, objectives=objectives, features=("low", "mid", "up"),
         )  # fmt: skip
-        made = once(f"family-{name or 'main'}", partial(export, Net(blocks), spec))
-        bundles[name] = Bundle.open(made)
+        path = once(f"family-{name or 'main'}", partial(export, Net(blocks), spec))
+        bundles[name] = Bundle.open(path)
     return Family(bundles, digits)
 
 

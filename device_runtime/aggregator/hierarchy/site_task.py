@@ -54,7 +54,7 @@ class _Given:
     """A round that this process gave to the site, with the deadline above and that of the site."""
 
     offer: Offer
-    parent_closes_at: float
+    closes_at: float
     site_closes_at: float
 
 
@@ -175,12 +175,7 @@ class SiteTask(OneTask):
             inputs.offer.run,
             inputs.offer.round,
         )
-        if (
-            phase == "other"
-            or current is None
-            or not same
-            or closes_at > current.parent_closes_at + NEW_DEADLINE_S
-        ):
+        if phase == "other" or current is None or not same or closes_at > current.closes_at + NEW_DEADLINE_S:
             margin = self._margin_s(site, forwarded, closes_at - now)
             if closes_at - margin <= now:
                 if phase == "open" and _has_enough(site):

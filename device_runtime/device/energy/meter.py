@@ -92,7 +92,7 @@ class Meter(Protocol):
         """Stop sampling until the next `read`: energy used until then is not added."""
 
 
-def energy_between(about: MeterInfo, start: MeterReading, end: MeterReading, idle_j: float = nan) -> Energy:
+def energy_of(about: MeterInfo, start: MeterReading, end: MeterReading, idle_j: float = nan) -> Energy:
     """Energy between two readings of one meter; `idle_j` of it would have been used at idle anyway.
 
     Independent errors add up by their squares: of the meter's scale, of its step, and between samples; above
@@ -303,7 +303,7 @@ class Account:
         if self._meter is not None:
             self._meter.rest()
         if self._meter is not None and self._start is not None and end is not None:
-            measured = energy_between(self._meter.about, self._start, end, seconds * self._idle_w)
+            measured = energy_of(self._meter.about, self._start, end, seconds * self._idle_w)
             if measured.uncertainty < 1:
                 return measured
         return modelled(power, seconds, self._cpu() - self._busy_s if self._cpu else seconds)

@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 
-from device_runtime.device.energy import Meter, energy_between
+from device_runtime.device.energy import Meter, energy_of
 from device_runtime.profiles.device import Time
 from device_runtime.service_process import python_command
 
@@ -183,7 +183,7 @@ def idle_watts(meter: Meter, seconds: float, time: Time) -> float:
     time.sleep(seconds)
     ended, end = time.clock(), meter.read()
     meter.rest()
-    energy = energy_between(meter.about, start, end)
+    energy = energy_of(meter.about, start, end)
     return energy.joules / (ended - began) if energy.uncertainty < 1 else nan
 
 

@@ -151,9 +151,7 @@ def lines(summary: SamplesReport) -> list[str]:
         low, high = summary.values
         text[1] += f"; values are {low:.3g} to {high:.3g}"
     if summary.model is not None:
-        text.insert(
-            2, f"WARNING: {summary.model.description}" if summary.model.hint else summary.model.description
-        )
+        text.insert(2, ("WARNING: " if summary.model.hint else "") + summary.model.description)
     text += [f"{c.name}: {c.least:.4g} to {c.largest:.4g}, mean {c.mean:.4g}" for c in summary.targets]
     wide = max((len(entry.label) for entry in summary.classes), default=0)
     most = max((entry.samples for entry in summary.classes), default=0) or 1

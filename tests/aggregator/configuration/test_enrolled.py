@@ -46,8 +46,8 @@ def test_an_aggregator_with_a_new_key_tells_with_each_offer_that_the_old_one_has
     folder.mkdir()
     (folder / SITE).write_bytes(msgspec.json.encode(BrokerSetup(names=("localhost",))))
     opened, blob = BrokerFolder(folder), Blob(bytes(32), 1)
-    told = {"task": "t", "run": "r", "round": 1, "seed": 5, "deadline_s": 1.0, "remaining_s": 1.0}
-    offer = Offer(**told, bundle=blob, base=Base((blob,), bytes(32)), kinds=())
+    fields = {"task": "t", "run": "r", "round": 1, "seed": 5, "deadline_s": 1.0, "remaining_s": 1.0}
+    offer = Offer(**fields, bundle=blob, base=Base((blob,), bytes(32)), kinds=())
     before = opened.signer.public
     rotate_key(opened, 1000)
     sealed = offer_seal(folder, tmp_path, Clock(1000.0 + SUCCESSION_SHOWN_S - 1))("topic", offer)
@@ -64,11 +64,11 @@ def test_a_clock_that_is_far_behind_is_said(tmp_path, caplog):
 
 def test_the_promise_is_written_once_a_minute_and_two_who_share_it_do_not_lower_it(tmp_path):
     path, clock = tmp_path / "issued", Clock(1000.0)
-    one, ahead = IssueClock(path, clock), IssueClock(path, Clock(9000.0))
-    one()
+    issue, ahead = IssueClock(path, clock), IssueClock(path, Clock(9000.0))
+    issue()
     ahead()
     for clock.now in range(1000, 1200):
-        one()
+        issue()
     assert int(path.read_text()) == 9000 + AHEAD_S
 
 

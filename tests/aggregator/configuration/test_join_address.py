@@ -88,7 +88,7 @@ def test_a_broker_of_one_s_own_and_an_address_in_front_are_named_in_the_file(tmp
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[web]\nlink_minutes = 0", "web.link_minutes: expected `float` > 0"),
         ("[web]\npage = 1", "web.page: there is no such key; there are address, broker, link_minutes"),
@@ -98,16 +98,16 @@ def test_a_broker_of_one_s_own_and_an_address_in_front_are_named_in_the_file(tmp
         ('[web]\n[http]\nhost = "192.0.2.7"', "would send the token over the network in the clear"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(tmp_path, text, said):
+def test_settings_that_cannot_be_meant_are_refused(tmp_path, text, message):
     file = tmp_path / "server.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r".") as caught:
         config.load(file, {})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ("--insecure", "--http", "192.0.2.7:80"),
@@ -116,14 +116,14 @@ def test_settings_that_cannot_be_meant_are_refused(tmp_path, text, said):
         (("--insecure", "--http", "0.0.0.0:80"), "web.address: expected how browsers reach us"),
     ],
 )
-def test_what_no_browser_could_reach_is_refused(words, said):
+def test_what_no_browser_could_reach_is_refused(words, message):
     with pytest.raises(ConfigError) as caught:
         opened("--web", *words)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("web", "said"),
+    ("web", "message"),
     [
         ('broker = "mqtts://fl.example.org"', "expected ws:// or wss://"),
         ('broker = "ws://fl.example.org/mqtt"', "would send passwords and updates over the network"),
@@ -135,12 +135,12 @@ def test_what_no_browser_could_reach_is_refused(words, said):
         ('address = "http://f.org"\nbroker = "wss://f.org/m"', "a browser computes for pages over https://"),
     ],
 )
-def test_what_no_browser_would_speak_to_is_refused(tmp_path, web, said):
+def test_what_no_browser_would_speak_to_is_refused(tmp_path, web, message):
     file = tmp_path / "server.toml"
     file.write_text(f"[web]\n{web}\n")
     with pytest.raises(ConfigError) as caught:
         join_address.browser_access(config.load(file, {}), HERE)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_page_over_https_speaks_to_no_broker_in_the_clear(tmp_path):
@@ -159,8 +159,8 @@ def test_an_enrolment_needs_no_web_sockets_of_the_broker(enrolment):
     access = opened("--web", "--enrolment", enrolment(0), "--http", "192.0.2.7:8443", reached=SECURE)
     join_address.join_text(access, "https://192.0.2.7:8443", None)
     _, secret = links.make(access.site, NOW.timestamp(), 900)
-    given = links.use(access.site, links.LinkRequest(secret, "c" * 43), NOW.timestamp())
-    assert given.url == "mqtts://192.0.2.7:8883"
+    phone = links.use(access.site, links.LinkRequest(secret, "c" * 43), NOW.timestamp())
+    assert phone.url == "mqtts://192.0.2.7:8883"
 
 
 def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
@@ -190,8 +190,8 @@ def test_an_open_broker_needs_no_link_and_without_the_folder_s_files_none_is_mad
     folder = enrolment()
     (folder / "passwords").unlink()
     access = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
-    said = join_address.join_text(access, "https://192.0.2.7:8443", Reader(0, True))
-    assert "device add NAME`, as https://192.0.2.7:8443/join/#TOKEN" in said
+    text = join_address.join_text(access, "https://192.0.2.7:8443", Reader(0, True))
+    assert "device add NAME`, as https://192.0.2.7:8443/join/#TOKEN" in text
 
 
 def test_plain_http_over_a_network_is_refused_and_with_insecure_said_aloud(enrolment):
@@ -200,5 +200,5 @@ def test_plain_http_over_a_network_is_refused_and_with_insecure_said_aloud(enrol
         settings("--web", "--http", "192.0.2.7:8443")
     words = ("--web", "--enrolment", folder, "--http", "192.0.2.7:8080", "--insecure")
     assert settings(*words).http.cert is None
-    said = join_address.join_text(opened(*words, reached=SECURE), "http://192.0.2.7:8080", None)
-    assert "insecure: links and tokens go over the network in the clear" in said
+    text = join_address.join_text(opened(*words, reached=SECURE), "http://192.0.2.7:8080", None)
+    assert "insecure: links and tokens go over the network in the clear" in text

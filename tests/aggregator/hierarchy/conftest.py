@@ -170,9 +170,9 @@ class Levels:
         before = len(self.receipts(device))
         self.say(device, "contribution", Contribution(**{**fields, **where, **changes}))
         for _ in range(4):
-            seen = len(self.below.sent)
+            count = len(self.below.sent)
             self.edge.site_host.step(0.001)
-            for topic, payload in self.below.sent[seen:]:
+            for topic, payload in self.below.sent[count:]:
                 if topic == topics.down(device, "get"):
                     get = messages.decode(payload, Get)
                     for index, data in answer_get(self.blobs, get):
@@ -188,8 +188,8 @@ class Levels:
             task=self.task.name, run=self.service.run_id, round=self.service.state.round, boot=1, seq=7,
             kind=kind, num_examples=num_examples, metrics=METRICS, blob=blob,
         )  # fmt: skip
-        for leaf, said in (("state", State(boot=1, online=True)), ("contribution", message)):
-            self.service.handle(Received(topics.up(device, leaf), messages.encode(said)))
+        for leaf, content in (("state", State(boot=1, online=True)), ("contribution", message)):
+            self.service.handle(Received(topics.up(device, leaf), messages.encode(content)))
         self.service.tick()  # it asks for the blocks
         for index, data in answer_get(self.blobs, Get(blob=blob, blocks=tuple(range(block_count(blob))))):
             self.service.handle(Received(topics.up(device, topics.block(blob.sha, index)), data))
@@ -203,13 +203,13 @@ class Levels:
     def offer(self):
         """The retained one of the site, and what follows from it."""
         [topic] = filter(topics.is_offer, self.below.retained)
-        known = None
+        latest = None
         for payload in [p for t, p in self.below.sent if t == topic]:
             if small.is_compact_offer(payload):
-                known = small.full_offer(known, small.decode_offer(payload))
+                latest = small.full_offer(latest, small.decode_offer(payload))
             else:
-                known = messages.decode(payload, Offer)
-        return known
+                latest = messages.decode(payload, Offer)
+        return latest
 
     @property
     def lengths(self):
@@ -220,8 +220,15 @@ class Levels:
     def counted(self):
         """All contributions of the aggregator above: (round, device, kind, num_examples)."""
         store = self.service.rounds.store
-        every = [one for n in range(1, self.task.rounds + 1) for one in store.contributions.of_round(n)]
-        return [(one.round, one.device, one.kind, one.num_examples) for one in every]
+        every = [
+            contribution
+            for n in range(1, self.task.rounds + 1)
+            for contribution in store.contributions.of_round(n)
+        ]
+        return [
+            (contribution.round, contribution.device, contribution.kind, contribution.num_examples)
+            for contribution in every
+        ]
 
     def said_above(self, leaf, kind):
         topic = topics.up("site", leaf)
@@ -230,17 +237,17 @@ class Levels:
 
 @pytest.fixture
 def levels(tmp_path):
-    made = []
+    every = []
 
     def make(*kinds, rules=None, **settings):
         chosen = tuple(kind if isinstance(kind, KindSettings) else KindSettings(name=kind) for kind in kinds)
         fields = {"bundle": BUNDLE, "rounds": 3, "round_deadline_s": 100.0, "kinds": chosen, **settings}
-        folder = tmp_path / f"levels-{len(made)}"
+        folder = tmp_path / f"levels-{len(every)}"
         folder.mkdir()
-        made.append(Levels(Task(**fields), folder, rules or SiteRules()))
-        return made[-1]
+        every.append(Levels(Task(**fields), folder, rules or SiteRules()))
+        return every[-1]
 
     yield make
-    for one in made:
-        one.edge.close()
-        one.service.close()
+    for each in every:
+        each.edge.close()
+        each.service.close()

@@ -32,8 +32,8 @@ def join(launched, digits_in, tmp_path):
     """A device of a broker with a part of the digits."""
 
     def start(name, broker, part, *more):
-        mine = ("--data", digits_in(tmp_path / f"{name}.npz", part), "--state", tmp_path / name)
-        words = ("join", broker.url, "--name", name, *mine, "--until-done", "--held-out", 0, *more)
+        settings = ("--data", digits_in(tmp_path / f"{name}.npz", part), "--state", tmp_path / name)
+        words = ("join", broker.url, "--name", name, *settings, "--until-done", "--held-out", 0, *more)
         return launched(tmp_path / f"{name}.log", *words)
 
     return start
@@ -80,22 +80,22 @@ def test_two_sites_and_a_direct_device_learn_while_an_edge_is_killed_in_a_round(
         assert [process.wait(600) for process in leaving] == [0] * len(leaving)
 
     counted = lines(run / "contributions.jsonl")
-    assert Counter((one["round"], one["device"]) for one in counted) == Counter(
+    assert Counter((row["round"], row["device"]) for row in counted) == Counter(
         (number, device) for number in range(1, ROUNDS + 1) for device in ("direct", "site-a", "site-b")
     )
-    held = {"direct": 100, "site-a": 240, "site-b": 240}
-    assert all(one["num_examples"] == held[one["device"]] for one in counted)
+    sizes = {"direct": 100, "site-a": 240, "site-b": 240}
+    assert all(row["num_examples"] == sizes[row["device"]] for row in counted)
     for site, devices in (("site-a", ("a1", "a2")), ("site-b", ("b1", "b2"))):
         files = (tmp_path / site / "site").glob("*/*/contributions.jsonl")
-        of_site = Counter((one["round"], one["device"]) for file in files for one in lines(file))
+        of_site = Counter((row["round"], row["device"]) for file in files for row in lines(file))
         assert of_site == Counter((n, device) for n in range(1, ROUNDS + 1) for device in devices)
     assert (tmp_path / "a1.log").read_text().count("full accepted") == ROUNDS
     with closing(Store(run, reading=True)) as store:
-        kept = tensors.decode(
+        memory = tensors.decode(
             store.models.get(store.rounds.start(ROUNDS + 1).carried.memory[closed_form.MEMORY])
         )
-    pool = closed_form.StatisticsPool.of(kept, 10, ClassStatistics().projection(64))
-    assert (pool.rounds, pool.samples) == (ROUNDS, sum(held.values()))
-    accuracies = [one["eval_acc"] for one in lines(run / "rounds.jsonl")]
+    pool = closed_form.StatisticsPool.of(memory, 10, ClassStatistics().projection(64))
+    assert (pool.rounds, pool.samples) == (ROUNDS, sum(sizes.values()))
+    accuracies = [row["eval_acc"] for row in lines(run / "rounds.jsonl")]
     assert len(accuracies) == ROUNDS
     assert accuracies[-1] > 0.8

@@ -57,12 +57,12 @@ def test_what_is_more_than_a_base_is_left_out_with_its_reason(bundle, kind, why)
     assert reason.startswith(f"{kind.name}: ")
 
 
-def asked(kind):
+def kind_of(kind):
     return kind_statistics.with_class_statistics(kind, ClassStatistics(samples=3))
 
 
 def test_a_site_asks_its_devices_for_the_class_statistics_that_it_is_asked_for(bundle):
-    full, scalars = asked(make("full")), asked(make("zeroth-order"))
+    full, scalars = kind_of(make("full")), kind_of(make("zeroth-order"))
     chosen = site_kinds(offer(full, scalars), bundle.manifest, bundle.weights())
     assert (chosen.offered, chosen.forwarded) == ((full, scalars), full)
     alone = site_kinds(offer(scalars), bundle.manifest, bundle.weights())
@@ -70,8 +70,8 @@ def test_a_site_asks_its_devices_for_the_class_statistics_that_it_is_asked_for(b
 
 
 def test_where_private_updates_are_forwarded_which_have_no_statistics_none_are_asked_for(bundle):
-    private = asked(make("full", {"terms": {"dp-sgd": {}}}))
-    chosen = site_kinds(offer(private, asked(make("zeroth-order"))), bundle.manifest, bundle.weights())
+    private = kind_of(make("full", {"terms": {"dp-sgd": {}}}))
+    chosen = site_kinds(offer(private, kind_of(make("zeroth-order"))), bundle.manifest, bundle.weights())
     assert [kind.statistics for kind in chosen.offered] == [None, None]
 
 

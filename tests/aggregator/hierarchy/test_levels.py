@@ -97,8 +97,8 @@ def test_strangers_without_end_are_not_remembered_for_the_next_site(levels, monk
 def test_a_hello_that_is_too_long_is_not_remembered_for_the_next_site(levels):
     h = levels("full", rules=SiteRules(min_devices=2))
     h.go().join("a")
-    said = h.edge.site_host._present["a"]["hello"]
-    h.edge.site_host._take(replace(said, topic=said.topic.replace("/a/", "/b/"), payload=bytes(3000)))
+    hello = h.edge.site_host._present["a"]["hello"]
+    h.edge.site_host._take(replace(hello, topic=hello.topic.replace("/a/", "/b/"), payload=bytes(3000)))
     assert set(h.edge.site_host._present) == {"a"}
 
 
@@ -165,14 +165,14 @@ def test_scalars_through_a_site_are_one_mean_of_all_to_the_rounding_of_a_float(l
 
 def test_a_device_of_a_site_measures_what_it_would_measure_for_the_one_above(bundle):
     """Relative lengths are a power of two of absolute ones: the scalars are the same but for that."""
-    rng, asked = np.random.default_rng(0), ZerothOrder(sizing="relative")
+    rng, zeroth_order = np.random.default_rng(0), ZerothOrder(sizing="relative")
     data = LocalData(
         rng.normal(size=(20, *bundle.manifest.input.shape)).astype(np.float32), rng.integers(10, size=20)
     )
-    here, factor = asked.at_site(bundle.weights(), bundle.manifest)
-    assert (here.sizing, here.eps != asked.eps) == ("absolute", True)
+    here, factor = zeroth_order.at_site(bundle.weights(), bundle.manifest)
+    assert (here.sizing, here.eps != zeroth_order.eps) == ("absolute", True)
     model, run = OnnxModel(bundle), Run(7, "a", lambda: 0.0, 1.0)
-    above, below = (kind.train(model, data, run).tensors["g"] for kind in (asked, here))
+    above, below = (kind.train(model, data, run).tensors["g"] for kind in (zeroth_order, here))
     np.testing.assert_array_equal(below * np.float32(factor), above)
 
 
@@ -202,9 +202,9 @@ def test_another_run_above_does_not_delete_a_site_with_contributions_to_forward(
     h = levels("full", rounds=2)
     h.go().join("a", "b")
     assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
-    mine = h.edge.site_host.site.source
-    other = msgspec.structs.replace(mine, run="another")
-    for offer in (other, mine):
+    source = h.edge.site_host.site.source
+    other = msgspec.structs.replace(source, run="another")
+    for offer in (other, source):
         h.edge.agent.inbox.put(Received(topics.down("site", "task"), encode(offer)))
         h.go()
     assert "1 contributions of its open round were not forwarded" in caplog.text
@@ -232,8 +232,8 @@ def test_an_edge_goes_on_without_the_file_that_is_for_people(levels, bundle, lef
     h = levels("full", rounds=2)
     h.go().join("a", "b")
     assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
-    [told] = (h.folder / "site" / "site").glob("*/*/task.json")
-    told.unlink() if left is None else told.write_bytes(left)
+    [description] = (h.folder / "site" / "site").glob("*/*/task.json")
+    description.unlink() if left is None else description.write_bytes(left)
     h.kill()
     h.go().join("a", "b")
     assert h.contribute("b", "full", moved(bundle, 2), 10).status == "accepted"
@@ -344,9 +344,9 @@ def test_what_came_in_time_is_forwarded_also_where_the_site_s_disk_was_slow(leve
     h = levels("full", rounds=1)
     real = GivenRoundStore.keep
 
-    def slow(self, given):
+    def slow(self, inputs):
         h.now += 0.3  # the site's own deadline is counted from here
-        real(self, given)
+        real(self, inputs)
 
     monkeypatch.setattr(GivenRoundStore, "keep", slow)
     h.go().join("a", "b")

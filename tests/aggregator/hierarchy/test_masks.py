@@ -55,12 +55,12 @@ def contributes(bundle, digits):
 
     def contribute(h, kinds):
         for device, (kind, part) in kinds.items():
-            strategy = next(one.strategy for one in h.task.kinds if one.name == kind)
+            strategy = next(entry.strategy for entry in h.task.kinds if entry.name == kind)
             data = LocalData(digits.x[part], digits.y[part])
             run = Run(h.offer.seed, device, clock=lambda: 0.0, upload_at=1.0, round=1)
             model.load(h.service.rounds.weights(1))
-            made = kind_statistics.train(strategy, model, data, run)
-            receipt = h.contribute(device, kind, made.tensors, made.num_examples)
+            update = kind_statistics.train(strategy, model, data, run)
+            receipt = h.contribute(device, kind, update.tensors, update.num_examples)
             assert receipt.status == "accepted", receipt.reason
         return h.go()
 
@@ -81,7 +81,7 @@ def content(h, sent):
 def opened(h, kind):
     """The only masked contribution that the site sent, opened."""
     [sent] = h.said_above("contribution", Contribution)
-    strategy = next(one.strategy for one in h.task.kinds if one.name == kind)
+    strategy = next(entry.strategy for entry in h.task.kinds if entry.name == kind)
     base, manifest = h.service.rounds.weights(1), h.service.rounds.manifest
     layout = layout_of(strategy, manifest, base, MASKS)
     vector = MaskedVector.from_bytes(content(h, sent), layout.values, layout.numbers)
@@ -107,11 +107,11 @@ def test_what_a_site_forwards_masked_opens_to_what_it_forwards_in_the_clear(leve
     clear, masked = (
         contributes(h.go().join("a", "b"), devices) for h in (levels(offered), masking(levels(offered)))
     )
-    found, (expected, _) = opened(masked, kind), in_the_clear(clear)
-    assert found.update.num_examples == 100
+    total, (expected, _) = opened(masked, kind), in_the_clear(clear)
+    assert total.update.num_examples == 100
     for name, value in expected.items():
         np.testing.assert_allclose(
-            found.update.tensors[name], value, atol=1e-6 if kind == "full" else 2.0**-12
+            total.update.tensors[name], value, atol=1e-6 if kind == "full" else 2.0**-12
         )
 
 
@@ -126,11 +126,14 @@ def test_class_statistics_of_a_site_s_devices_are_in_the_masked_sum(levels, cont
         for h in (levels(*kinds, **task), masking(levels(*kinds, **task)))
     )
     _, statistics = in_the_clear(clear)
-    found = opened(masked, sent[0]).statistics
-    expected = class_statistics.decode(statistics, found.sums.sums.shape)
-    assert found.sums.counts.tolist() == expected.sums.counts.tolist() and found.sums.counts.sum() > 100
-    np.testing.assert_allclose(found.sums.sums, expected.sums.sums, atol=1e-6)
-    np.testing.assert_allclose(found.moments, expected.moments, atol=1e-4)
+    statistics_ = opened(masked, sent[0]).statistics
+    expected = class_statistics.decode(statistics, statistics_.sums.sums.shape)
+    assert (
+        statistics_.sums.counts.tolist() == expected.sums.counts.tolist()
+        and statistics_.sums.counts.sum() > 100
+    )
+    np.testing.assert_allclose(statistics_.sums.sums, expected.sums.sums, atol=1e-6)
+    np.testing.assert_allclose(statistics_.moments, expected.moments, atol=1e-4)
 
 
 def test_a_site_s_own_rounds_to_its_devices_are_in_the_clear(levels, contributes):

@@ -220,10 +220,10 @@ def test_steps_lead_from_one_offer_to_another_on_the_same_line_where_it_has_them
 )
 @pytest.mark.parametrize("lead", [True, False])
 def test_where_offers_have_no_step_in_common_it_is_tried_whether_steps_lead_there(before, now, lead):
-    asked = []
-    found = steps_between(before, now, lambda steps: asked.append(steps) or lead)
-    assert found == ((ONE[2],) if lead else None)
-    assert asked == [(ONE[2],)]
+    questions = []
+    lead_steps = steps_between(before, now, lambda steps: questions.append(steps) or lead)
+    assert lead_steps == ((ONE[2],) if lead else None)
+    assert questions == [(ONE[2],)]
 
 
 def test_seeds_of_earlier_rounds_outlive_the_process_and_are_bounded(tmp_path):
@@ -248,7 +248,7 @@ def test_steps_that_cannot_be_taken_lead_to_no_base(levels, change):
     h = levels(KIND, rounds=3)
     h.go().join("a")
     rounds = site(h)
-    given = SimpleNamespace(base=rounds.weights(1))
-    assert leads(rounds, 1, given, ())
+    round_ = SimpleNamespace(base=rounds.weights(1))
+    assert leads(rounds, 1, round_, ())
     wrong = {"generator": directions.GENERATOR, "tunable": "all"} | change
-    assert not leads(rounds, 1, given, (msgspec.structs.replace(TAIL[0], **wrong),))
+    assert not leads(rounds, 1, round_, (msgspec.structs.replace(TAIL[0], **wrong),))

@@ -38,9 +38,9 @@ def level(run, launched, eventually, tmp_path):
         run("broker", "init", site, "--name", "127.0.0.1", "--port", port, *user)
         stack.enter_context(launched(log, other=(mosquitto.find(), "-c", str(site / "mosquitto.conf"))))
         eventually(lambda: "running" in log.read_text())
-        for one in enrolled:  # the line that is printed, pasted on the device, or on the edge
-            line = run("device", "add", one, "--dir", site)
-            run(*line.split()[1:], "--state", tmp_path / one)
+        for device in enrolled:  # the line that is printed, pasted on the device, or on the edge
+            line = run("device", "add", device, "--dir", site)
+            run(*line.split()[1:], "--state", tmp_path / device)
         return site
 
     return start
@@ -52,8 +52,8 @@ def join(launched, digits_in, tmp_path):
 
     def start(name, part, *more):
         data = digits_in(tmp_path / f"{name}.npz", part)
-        mine = ("--data", data, "--state", tmp_path / name, "--until-done", "--held-out", 0)
-        return launched(tmp_path / f"{name}.log", "join", *mine, *more)
+        settings = ("--data", data, "--state", tmp_path / name, "--until-done", "--held-out", 0)
+        return launched(tmp_path / f"{name}.log", "join", *settings, *more)
 
     return start
 
@@ -75,7 +75,7 @@ def edge(launched, tmp_path):
 def test_an_edge_below_an_edge_over_tls_loses_nothing_when_the_one_between_is_killed_in_a_round(
     level, launched, join, edge, lines, eventually, tmp_path
 ):
-    held = {
+    parts = {
         "top-1": slice(0, 100),
         "mid-1": slice(100, 250),
         "low-1": slice(250, 400),
@@ -84,7 +84,7 @@ def test_an_edge_below_an_edge_over_tls_loses_nothing_when_the_one_between_is_ki
 
     def of_site(name):
         files = (tmp_path / name / "site").glob("*/*/contributions.jsonl")
-        return [one for file in files for one in lines(file)]
+        return [row for file in files for row in lines(file)]
 
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -99,19 +99,19 @@ def test_an_edge_below_an_edge_over_tls_loses_nothing_when_the_one_between_is_ki
             )
         )  # fmt: skip
         slow = {"low-2": ("--as", "pi-5", "--slow", "80")}
-        leaving = [enter(join(name, part, *slow.get(name, ()))) for name, part in held.items()]
+        leaving = [enter(join(name, part, *slow.get(name, ()))) for name, part in parts.items()]
         leaving.append(enter(edge("low", low)))
         with edge("mid", mid) as victim:
             first = [tmp_path / f"{name}.log" for name in ("mid-1", "low")]
-            said = "round 2: full accepted"
-            eventually(lambda: any(log.exists() and said in log.read_text() for log in first), 900)
-            assert said not in (tmp_path / "mid.log").read_text()
+            line = "round 2: full accepted"
+            eventually(lambda: any(log.exists() and line in log.read_text() for log in first), 900)
+            assert line not in (tmp_path / "mid.log").read_text()
             victim.kill()  # one of its two has its receipt of round 2, the other is still at work
         leaving.append(enter(edge("mid", mid)))
         assert serve.wait(900) == 0
         assert [process.wait(600) for process in leaving] == [0] * len(leaving)
 
-    sizes = {name: part.stop - part.start for name, part in held.items()}
+    sizes = {name: part.stop - part.start for name, part in parts.items()}
     sizes["low"] = sizes["low-1"] + sizes["low-2"]
     sizes["mid"] = sizes["mid-1"] + sizes["low"]
     counted = {
@@ -121,8 +121,8 @@ def test_an_edge_below_an_edge_over_tls_loses_nothing_when_the_one_between_is_ki
     }
     for devices, contributions in counted.items():
         once = Counter((number, device) for number in range(1, ROUNDS + 1) for device in devices)
-        assert Counter((one["round"], one["device"]) for one in contributions) == once
-        assert all(one["num_examples"] == sizes[one["device"]] for one in contributions)
+        assert Counter((row["round"], row["device"]) for row in contributions) == once
+        assert all(row["num_examples"] == sizes[row["device"]] for row in contributions)
     assert "which goes on" in (tmp_path / "mid.log").read_text()
-    for name in held:
+    for name in parts:
         assert (tmp_path / f"{name}.log").read_text().count("full accepted") == ROUNDS

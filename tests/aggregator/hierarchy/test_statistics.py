@@ -35,19 +35,19 @@ def sends(bundle, digits):
         rounds = h.service.rounds
         number = h.service.state.round
         model.load(rounds.weights(number))
-        strategy = next(one.strategy for one in h.task.kinds if one.name == kind)
+        strategy = next(entry.strategy for entry in h.task.kinds if entry.name == kind)
         if strategy.statistics is not None:
             strategy = kind_statistics.with_class_statistics(
                 strategy, replace(strategy.statistics, **(changes or {}))
             )
         data = LocalData(digits.x[PARTS[device]], digits.y[PARTS[device]])
-        made = kind_statistics.train(
+        sent = kind_statistics.train(
             strategy,
             model,
             data,
             Run(rounds.seed(number), device, clock=lambda: 0.0, upload_at=1.0, round=number, rare=rare),
         )
-        return kind, made.tensors, made.num_examples
+        return kind, sent.tensors, sent.num_examples
 
     return update
 
@@ -55,22 +55,22 @@ def sends(bundle, digits):
 @pytest.fixture
 def forwarded(monkeypatch):
     """The statistics that go up, each time that an update is made."""
-    made, encoded = [], forwarding.encoded_statistics
+    results, encoded = [], forwarding.encoded_statistics
 
-    def kept(*given):
-        made.append(encoded(*given))
-        return made[-1]
+    def spy(*arguments):
+        results.append(encoded(*arguments))
+        return results[-1]
 
-    monkeypatch.setattr(forwarding, "encoded_statistics", kept)
-    return made
+    monkeypatch.setattr(forwarding, "encoded_statistics", spy)
+    return results
 
 
 def pool(h, bundle):
     """What the aggregator above has pooled so far."""
     store = h.service.rounds.store
-    kept = store.rounds.start(h.service.state.round).carried.memory[closed_form.MEMORY]
+    memory = store.rounds.start(h.service.state.round).carried.memory[closed_form.MEMORY]
     return closed_form.StatisticsPool.of(
-        tensors.decode(store.models.get(kept)),
+        tensors.decode(store.models.get(memory)),
         len(bundle.manifest.labels),
         ClassStatistics().projection(bundle.manifest.head.features),
     )
@@ -78,8 +78,8 @@ def pool(h, bundle):
 
 def through_a_site(h, sends, kinds):
     """One round: device d sends to the aggregator above, the others to the site."""
-    made = {device: sends(h, device, kind) for device, kind in kinds.items()}
-    for device, (kind, update, examples) in made.items():
+    updates = {device: sends(h, device, kind) for device, kind in kinds.items()}
+    for device, (kind, update, examples) in updates.items():
         if device == "d":
             h.contribute_above(device, kind, update, examples)
         else:
@@ -92,8 +92,8 @@ def directly(h, sends, kinds):
     """One round of the same devices, all of the aggregator above."""
     for device in kinds:
         hello = Hello(boot=1, num_examples=100, profile="pi", memory_bytes=2**29, engine="onnx")
-        for leaf, said in (("state", State(boot=1, online=True)), ("hello", hello)):
-            h.service.handle(Received(topics.up(device, leaf), encode(said)))
+        for leaf, content in (("state", State(boot=1, online=True)), ("hello", hello)):
+            h.service.handle(Received(topics.up(device, leaf), encode(content)))
     h.wait(1.0)
     for device, kind in kinds.items():
         h.contribute_above(device, *sends(h, device, kind))
@@ -101,20 +101,20 @@ def directly(h, sends, kinds):
     return h
 
 
-def assert_same(one, other, step):
+def assert_same(left, other, step):
     """To one more rounding of means and moments, and of counts to whole numbers.
 
     Coarse means give scatter below 0 in some directions, which its bounds cut: a tenth of their step shows.
     """
-    np.testing.assert_allclose(one.sums.counts, other.sums.counts, rtol=0, atol=1)
-    np.testing.assert_array_equal(one.moment_sums.counts, other.moment_sums.counts)
-    for mine, theirs in ((one.sums, other.sums), (one.moment_sums, other.moment_sums)):
-        means, expected = (known.sums / known.counts[:, None] for known in (mine, theirs))
+    np.testing.assert_allclose(left.sums.counts, other.sums.counts, rtol=0, atol=1)
+    np.testing.assert_array_equal(left.moment_sums.counts, other.moment_sums.counts)
+    for own, theirs in ((left.sums, other.sums), (left.moment_sums, other.moment_sums)):
+        means, expected = (moments_of.sums / moments_of.counts[:, None] for moments_of in (own, theirs))
         assert (
             np.abs(means - expected).max(axis=1) <= 1.1 * step * np.abs(expected).max(axis=1) + 2e-3
         ).all()
     moment_step = 1.1 * 2.0**-11 + (0.1 * step if step > 2.0**-11 else 0.0)
-    assert np.abs(one.moments - other.moments).max() <= moment_step * np.abs(other.moments).max()
+    assert np.abs(left.moments - other.moments).max() <= moment_step * np.abs(other.moments).max()
 
 
 @pytest.mark.slow
@@ -159,21 +159,21 @@ def test_a_site_forwards_the_statistics_of_one_round_not_those_before(levels, bu
         through_a_site(h, sends, {"a": "full", "b": "full"})
         counts.append(read_rows(forwarded[-1][ROWS], 10, 64).counts)
     np.testing.assert_array_equal(*counts)
-    known = pool(h, bundle)
-    assert (known.rounds, known.samples) == (2, counts[0].sum())
+    total = pool(h, bundle)
+    assert (total.rounds, total.samples) == (2, counts[0].sum())
 
 
 def test_in_rounds_of_scalars_alone_the_statistics_go_up_beside_the_scalars(levels, bundle, sends):
-    asked = ClassStatistics(smallest_count=1)
-    h = levels(SCALARS, head="closed-form", rounds=3, statistics=asked)
+    request = ClassStatistics(smallest_count=1)
+    h = levels(SCALARS, head="closed-form", rounds=3, statistics=request)
     h.go().join("a", "b")
     through_a_site(h, sends, {"a": "zeroth-order", "b": "zeroth-order"})
     assert h.counted == [(1, "site", "zeroth-order", 150)]
-    known = pool(h, bundle).statistics
-    assert known.sums.counts.sum() == pytest.approx(
+    total = pool(h, bundle).statistics
+    assert total.sums.counts.sum() == pytest.approx(
         150, abs=10
     )  # measured were 80; each count is rounded down
-    assert known.moment_sums.counts.sum() == 80
+    assert total.moment_sums.counts.sum() == 80
     assert h.service.rounds.store.rounds.closed(1)[0].note == ""
     assert h.offer.base.at == 1  # its devices are told the step, and fetch no checkpoint
 
@@ -183,9 +183,9 @@ def test_classes_of_which_class_means_bring_too_few_samples_stay_at_the_site(lev
     h.go().join("a", "c")
     through_a_site(h, sends, {"a": "full", "c": "class-means"})
     assert h.counted == [(1, "site", "full", 140)]
-    known = pool(h, bundle).statistics
-    assert (known.sums.counts >= known.moment_sums.counts).all()
-    assert known.sums.counts[known.sums.counts > 0].min() >= 8
+    total = pool(h, bundle).statistics
+    assert (total.sums.counts >= total.moment_sums.counts).all()
+    assert total.sums.counts[total.sums.counts > 0].min() >= 8
 
 
 def test_a_device_of_a_site_that_lies_is_refused_there(levels, sends):
@@ -218,13 +218,13 @@ def test_killed_before_or_after_merging_it_forwards_the_same(levels, bundle, sen
     def played(kill):
         h = levels(FULL, FEW_SHOT, head="closed-form", rounds=2)
         h.go().join("a", "b")
-        made = {device: sends(h, device, kind) for device, kind in kinds.items()}
+        updates = {device: sends(h, device, kind) for device, kind in kinds.items()}
         h.above.up = not (kill and merged)
-        h.contribute("a", *made["a"])
+        h.contribute("a", *updates["a"])
         if kill and not merged:
             h.kill()
             h.go().join("a", "b")
-        h.contribute("b", *made["b"])
+        h.contribute("b", *updates["b"])
         if kill and merged:
             h.edge.site_host.step(0.001)
             assert h.edge.site_host.site.phase(h.edge.site_host.site.source) == "merged"
@@ -244,8 +244,8 @@ def sums(counts, means):
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
 def test_squares_that_rounding_has_made_smaller_than_the_means_allow_are_sent_as_they_must_be(numbers):
     """Two devices whose features are all the same, and were rounded so."""
-    known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
-    short = Statistics(known, known, np.array([[99.0, 54.0], [54.0, 32.9]]))
+    sums_ = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
+    short = Statistics(sums_, sums_, np.array([[99.0, 54.0], [54.0, 32.9]]))
     full = kind_statistics.with_class_statistics(make("full"), ClassStatistics(numbers=numbers))
     sent = forwarding.encoded_statistics(short, full, 100)
     assert class_statistics.rejection_reason(sent, 100, 2, (2, 2)) == ""
@@ -253,8 +253,8 @@ def test_squares_that_rounding_has_made_smaller_than_the_means_allow_are_sent_as
 
 
 def test_what_the_one_above_would_refuse_is_left_out_and_said(caplog):
-    known = sums([6, 4], [[1.0, 0.0], [1.0, 0.0]])
-    odd = Statistics(known, known, np.array([[10.0, 9.0], [9.0, 0.0]]))
+    sums_ = sums([6, 4], [[1.0, 0.0], [1.0, 0.0]])
+    odd = Statistics(sums_, sums_, np.array([[10.0, 9.0], [9.0, 0.0]]))
     full = kind_statistics.with_class_statistics(make("full"), ClassStatistics())
     assert forwarding.encoded_statistics(odd, full, 10) == {}
     assert "the aggregator above would refuse them: the moment of features 0 and 1 is 0.8999" in caplog.text
@@ -272,9 +272,9 @@ def test_class_means_alone_go_up_as_class_means_and_leave_the_base_above_as_it_i
     assert h.counted == [(1, "site", "class-means", 150)]
     after = h.service.rounds.weights(2)
     assert all(np.array_equal(after[name], value) for name, value in before.items())
-    known = pool(h, bundle).statistics
-    assert known.sums.counts.sum() == pytest.approx(150, abs=10)
-    assert 0 < known.moment_sums.counts.sum() <= 80
+    total = pool(h, bundle).statistics
+    assert total.sums.counts.sum() == pytest.approx(150, abs=10)
+    assert 0 < total.moment_sums.counts.sum() <= 80
 
 
 def test_scalars_and_class_means_of_a_site_go_up_together(levels, bundle, sends):
@@ -290,14 +290,16 @@ def test_a_site_passes_on_which_classes_are_rare_and_what_one_class_of_a_device_
     h = levels(SCALARS, MEANS, head="closed-form", rounds=3)
     h.go().join("a", "b")
     few = {"moments": False, "most_classes": 1}
-    made = {device: sends(h, device, "class-means", few, rare) for device, rare in (("a", (7,)), ("b", (5,)))}
-    for device, (kind, update, examples) in made.items():
+    updates = {
+        device: sends(h, device, "class-means", few, rare) for device, rare in (("a", (7,)), ("b", (5,)))
+    }
+    for device, (kind, update, examples) in updates.items():
         assert h.contribute(device, kind, update, examples).status == "accepted"
     h.wait(1.0)
     assert h.counted == [(1, "site", "class-means", 150)]
     counts = pool(h, bundle).statistics.sums.counts
     for label, device, samples in ((7, "a", 90), (5, "b", 60)):
-        measured = np.frombuffer(made[device][1][ROWS][0, 2:6].tobytes(), "<u4")[0]
+        measured = np.frombuffer(updates[device][1][ROWS][0, 2:6].tobytes(), "<u4")[0]
         assert counts[label] == pytest.approx(measured * samples / 40, abs=1)
     assert np.flatnonzero(counts).tolist() == [5, 7]
     assert h.service.offers.offer(2, 1.0, 1.0).rare == (0, 1, 2, 3, 4, 6, 8, 9)
@@ -308,10 +310,10 @@ def test_a_site_passes_on_which_classes_are_rare_and_what_one_class_of_a_device_
 
 def test_more_samples_measured_than_counted_are_sent_as_no_more():
     """As of entropy subsets, which measure all samples and count as those selected."""
-    known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
+    sums_ = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     moments = np.array([[100.0, 54.0], [54.0, 40.0]])
     full = kind_statistics.with_class_statistics(make("full"), ClassStatistics())
-    sent = forwarding.encoded_statistics(Statistics(known, known, moments), full, 33)
+    sent = forwarding.encoded_statistics(Statistics(sums_, sums_, moments), full, 33)
     assert class_statistics.rejection_reason(sent, 33, 2, (2, 2)) == ""
     read = class_statistics.decode(sent, (2, 2))
     assert read.sums.counts.tolist() == read.moment_sums.counts.tolist() == [19, 13]
@@ -319,9 +321,9 @@ def test_more_samples_measured_than_counted_are_sent_as_no_more():
 
 
 def test_moments_that_overflow_are_not_sent_and_said(caplog):
-    known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
+    sums_ = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     full = kind_statistics.with_class_statistics(make("full"), ClassStatistics())
-    assert forwarding.encoded_statistics(Statistics(known, known, np.full((2, 2), 1e45)), full, 100) == {}
+    assert forwarding.encoded_statistics(Statistics(sums_, sums_, np.full((2, 2), 1e45)), full, 100) == {}
     assert "class statistics of the site are not sent" in caplog.text
 
 
@@ -332,8 +334,8 @@ def test_a_site_forwards_the_sum_of_what_its_devices_have_counted(levels, bundle
     through_a_site(h, sends, {"a": "full", "c": "full"})
     assert forwarded[-1][RIGHT].shape == (0, 3)
     assert h.edge.site_host.site is not None and h.offer.aside is not None
-    one, other = ({RIGHT: np.array([counts], np.int32)} for counts in ([18, 2, 9], [10, 1, 5]))
-    for device, kind, right in (("a", "full", one), ("c", "class-means", other)):
+    first, other = ({RIGHT: np.array([counts], np.int32)} for counts in ([18, 2, 9], [10, 1, 5]))
+    for device, kind, right in (("a", "full", first), ("c", "class-means", other)):
         _, update, examples = sends(h, device, kind)
         receipt = h.contribute(device, kind, {**update, **right}, examples)
         assert receipt.status == "accepted", receipt.reason
@@ -360,11 +362,11 @@ def test_a_site_of_class_means_alone_forwards_them_whichever_head_its_devices_fi
 
 def test_more_held_out_samples_than_the_one_above_believes_are_sent_as_no_more():
     """As of entropy subsets, which hold out of all samples and count as those selected."""
-    known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
+    sums_ = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
     full = kind_statistics.with_class_statistics(make("full"), ClassStatistics(hold_out=0.2))
     moments = np.array([[100.0, 54.0], [54.0, 40.0]])
     sent = forwarding.encoded_statistics(
-        Statistics(known, known, moments, np.array([25.0, 10, 20])), full, 39
+        Statistics(sums_, sums_, moments, np.array([25.0, 10, 20])), full, 39
     )
     assert sent[RIGHT].tolist() == [[11, 4, 8]]
     assert held_out.rejection_reason(sent[RIGHT], 0.2, 39) == ""

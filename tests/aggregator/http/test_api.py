@@ -27,9 +27,9 @@ class Broker:
 def api(postgres, tmp_path, clock):
     """Of a run whose folder names a user who must give a password, which the folder does not hold."""
     with closing(Store(tmp_path, database=postgres.url)):
-        known = place.database_place_of(tmp_path)
+        earlier = place.database_place_of(tmp_path)
     server = f"host=127.0.0.1 port={postgres.port} user=locked dbname=fl"
-    place.store_database_place(tmp_path, place.DatabasePlace(server, known.schema))
+    place.store_database_place(tmp_path, place.DatabasePlace(server, earlier.schema))
 
     def make(database):
         hosted = ServedTask(
@@ -55,7 +55,7 @@ def test_versions_are_read_as_the_service_s_own_settings_say(api, postgres):
 
 def test_a_database_that_does_not_answer_is_said(api):
     without = api("")
-    for asked in (lambda: without.versions("digits"), lambda: without.rollback("digits", 1)):
-        with pytest.raises(HTTPException, match="PostgreSQL at 127.0.0.1:.* no password supplied") as lost:
-            asked()
-        assert lost.value.status_code == 503
+    for call in (lambda: without.versions("digits"), lambda: without.rollback("digits", 1)):
+        with pytest.raises(HTTPException, match="PostgreSQL at 127.0.0.1:.* no password supplied") as caught:
+            call()
+        assert caught.value.status_code == 503

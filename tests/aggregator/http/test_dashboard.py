@@ -41,12 +41,12 @@ def board(serve, fleet, mosquitto):
     service.wait(lambda _: service.get("/api/v1/tasks/digits/contributions?device=mallory").json["entries"])
     plan = {"seconds": 1.0, "memory_bytes": 1, "energy_j": 1.0, "reasons": (HOSTILE,)}
     say("plan", Plan(task="digits", round=1, kind="", **plan))
-    service.wait(lambda live: live["closed_rounds"] >= 3 and shown(service)["why"] == HOSTILE)
+    service.wait(lambda live: live["closed_rounds"] >= 3 and live_device(service)["why"] == HOSTILE)
     yield service
     link.close()
 
 
-def shown(service):
+def live_device(service):
     """The device whose texts mean harm, as it is told of."""
     return service.get("/api/v1/tasks/digits/devices?search=mallory").json["devices"][0]
 
@@ -66,11 +66,13 @@ class Visit:
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.page = self.context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
-        self.wrong, self.asked = [], []
+        self.wrong, self.requests = [], []
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
+        self.page.on(
+            "console", lambda message: self.wrong.append(message.text) if message.type == "error" else None
+        )
         self.page.on("dialog", lambda dialog: (self.wrong.append(dialog.message), dialog.dismiss()))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(service.url + "/")
         self.page.wait_for_selector("#token")
         self.wrong.clear()  # Chromium itself tells of the 401 that the page asked for
@@ -96,22 +98,22 @@ def visit(browser, board):
         return visits[-1]
 
     yield make
-    for one in visits:
-        one.context.close()
+    for visitor in visits:
+        visitor.context.close()
 
 
 def test_the_dashboard_shows_fleet_rounds_charts_and_refusals(visit, board, tmp_path):
-    one = visit()
-    page = one.page
-    one.enter("not the token at all")
+    visitor = visit()
+    page = visitor.page
+    visitor.enter("not the token at all")
     expect(page.locator("#denied")).to_contain_text("does not take", timeout=PATIENCE_MS)
     assert page.is_hidden("#board")
-    one.wrong.clear()  # of that 401, too
-    one.entered()
+    visitor.wrong.clear()  # of that 401, too
+    visitor.entered()
 
     fleet = page.inner_text("#fleet-table")
-    for said in ("pi-full", "pi-few-shot", "liar", "idle", "mallory", "80 %", "<b>bold</b>", HOSTILE[:30]):
-        assert said in fleet
+    for text in ("pi-full", "pi-few-shot", "liar", "idle", "mallory", "80 %", "<b>bold</b>", HOSTILE[:30]):
+        assert text in fleet
     assert page.locator("#fleet-table").locator("b, i, img, script").count() == 0
     titles = page.locator("figcaption").all_inner_texts()
     for kind in ("Contributions", "Bytes up, by kind", "Energy, by kind", "Training time of one, by kind"):
@@ -138,8 +140,8 @@ def test_the_dashboard_shows_fleet_rounds_charts_and_refusals(visit, board, tmp_
     assert Path(downloading.value.path()).stat().st_size > 100_000
     assert page.evaluate("Object.keys(sessionStorage)") == ["device-runtime-token"]
     assert page.evaluate("localStorage.length + document.cookie.length") == 0
-    assert all(url.startswith((board.url, "blob:")) and TOKEN not in url for url in one.asked)
-    assert one.wrong == []
+    assert all(url.startswith((board.url, "blob:")) and TOKEN not in url for url in visitor.requests)
+    assert visitor.wrong == []
     page.click("#leave")
     page.wait_for_selector("#token")
     assert page.evaluate("sessionStorage.length") == 0
@@ -149,8 +151,8 @@ def test_the_dashboard_shows_fleet_rounds_charts_and_refusals(visit, board, tmp_
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_the_dashboard_fits_a_phone_and_a_desk_in_light_and_dark(visit, width, scheme, tmp_path):
-    one = visit(width, scheme)
-    page = one.entered().page
+    visitor = visit(width, scheme)
+    page = visitor.entered().page
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     brightness = sum(int(part) for part in ground[4:-1].split(",")) / 3
@@ -166,13 +168,13 @@ def test_the_dashboard_fits_a_phone_and_a_desk_in_light_and_dark(visit, width, s
     assert "/api/v1/tasks/{name}/contributions" in text
     assert "last_seen" in text
     page.screenshot(path=pictures / f"docs-{width}-{scheme}.png")
-    assert one.wrong == []
+    assert visitor.wrong == []
 
 
 @pytest.mark.slow
 def test_without_the_service_the_page_says_so(visit, board):
-    one = visit()
-    page = one.entered().page
+    visitor = visit()
+    page = visitor.entered().page
     board.process.terminate()
     board.process.wait()
     expect(page.locator("#connection")).to_contain_text("lost", timeout=PATIENCE_MS)

@@ -65,11 +65,15 @@ def test_the_compose_file_has_all_that_it_mounts():
     yaml = pytest.importorskip("yaml", reason="needs PyYAML")
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     assert set(compose["services"]) == {"mosquitto", "aggregator", "prometheus"}
-    volumes = [mount.split(":")[0] for one in compose["services"].values() for mount in one["volumes"]]
+    volumes = [
+        mount.split(":")[0] for service in compose["services"].values() for mount in service["volumes"]
+    ]
     for mount in volumes:
-        there = (DEPLOY / mount).exists() or mount.startswith("./secrets/") or mount in compose["volumes"]
-        assert there, mount
-    assert all(port.startswith("127.0.0.1:") for one in compose["services"].values() for port in one["ports"])
+        exists = (DEPLOY / mount).exists() or mount.startswith("./secrets/") or mount in compose["volumes"]
+        assert exists, mount
+    assert all(
+        port.startswith("127.0.0.1:") for service in compose["services"].values() for port in service["ports"]
+    )
     assert (DEPLOY / compose["services"]["aggregator"]["build"]["context"] / "deploy/Dockerfile").exists()
 
 
@@ -81,11 +85,11 @@ def test_alerts_ask_for_metrics_that_there_are(tmp_path, clock):
 
     metrics = ProcessMetrics()
     metrics.observe(hosted(tmp_path, clock))(ContributionRefused("pi", 1, "full", "refused", ""))
-    there = metrics.text().decode()
+    text = metrics.text().decode()
     rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
     names = set(re.findall(r"device_runtime_\w+", " ".join(rule["expr"] for rule in rules)))
     assert len(names) >= 4
-    assert [name for name in names if name not in there] == []
+    assert [name for name in names if name not in text] == []
 
 
 def test_mosquitto_of_the_compose_file_has_the_limits_and_the_access_list_of_the_others():
@@ -115,20 +119,20 @@ def test_constraints_name_all_that_the_images_install_in_versions_that_are_meant
     pinned = dict(line.split("==") for line in lines)
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
-    wanted = [*project["project"]["dependencies"], *extras["aggregator"], *extras["service"]]
-    for text in [*wanted, *project["build-system"]["requires"]]:
-        one = Requirement(text)
-        if one.name != "tomli":  # for a Python that no image has
-            assert one.specifier.contains(pinned[one.name]), text
+    requirements = [*project["project"]["dependencies"], *extras["aggregator"], *extras["service"]]
+    for text in [*requirements, *project["build-system"]["requires"]]:
+        requirement = Requirement(text)
+        if requirement.name != "tomli":  # for a Python that no image has
+            assert requirement.specifier.contains(pinned[requirement.name]), text
 
 
 def test_what_a_page_loads_of_libraries_is_checked_by_its_hash():
     lock = json.loads((DEPLOY.parent / "web" / "package-lock.json").read_text())
-    packages = {name: one for name, one in lock["packages"].items() if name}
+    packages = {name: package for name, package in lock["packages"].items() if name}
     assert len(packages) > 10
-    for name, one in packages.items():
-        assert one["integrity"].startswith("sha512-"), name
-        assert "resolved" not in one, name
+    for name, entry in packages.items():
+        assert entry["integrity"].startswith("sha512-"), name
+        assert "resolved" not in entry, name
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ class Echo:
     """A port that says back what it hears, in place of a broker."""
 
     def __init__(self) -> None:
-        self.heard = bytearray()
+        self.stream = bytearray()
         self.connections: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
@@ -56,34 +56,34 @@ class Echo:
     def _say_back(self, connection: socket.socket) -> None:
         with suppress(OSError):
             while data := connection.recv(65_536):
-                self.heard += data
+                self.stream += data
                 connection.sendall(data)
             connection.close()
 
 
 @pytest.fixture
 def echo() -> Iterator[Echo]:
-    made = Echo()
-    yield made
-    made.close()
+    new_echo = Echo()
+    yield new_echo
+    new_echo.close()
 
 
 def open_to(port, **changes):
     return BrowserAccess(BrokerUrl("127.0.0.1", port), **changes)
 
 
-def page(url, origin=None, protocols=("mqtt",), **given):
+def page(url, origin=None, protocols=("mqtt",), **arguments):
     address = url.replace("http", "ws", 1) + "/join/mqtt"
-    return connect(address, origin=origin or url, subprotocols=protocols, compression=None, **given)
+    return connect(address, origin=origin or url, subprotocols=protocols, compression=None, **arguments)
 
 
 @contextmanager
 def device(url):
     """A page that has said who it is, to an echo."""
-    with page(url) as one:
-        one.send(CONNECT)
-        assert received(one, len(CONNECT)) == CONNECT
-        yield one
+    with page(url) as connection:
+        connection.send(CONNECT)
+        assert received(connection, len(CONNECT)) == CONNECT
+        yield connection
 
 
 def received(page, size):
@@ -95,11 +95,11 @@ def received(page, size):
 
 def test_bytes_are_passed_on_both_ways_as_they_are(running, echo):  # noqa: F811
     url = running(open_to(echo.port))
-    with device(url) as one:
-        assert one.subprotocol == "mqtt"
+    with device(url) as connection:
+        assert connection.subprotocol == "mqtt"
         for _ in range(8):
-            one.send(BLOCK)
-        assert received(one, 8 * len(BLOCK)) == 8 * BLOCK
+            connection.send(BLOCK)
+        assert received(connection, 8 * len(BLOCK)) == 8 * BLOCK
 
 
 def test_the_page_is_told_where_the_gateway_is(running, echo):  # noqa: F811
@@ -125,11 +125,11 @@ def test_a_name_that_only_leads_here_is_not_ours(running, echo):  # noqa: F811
     """DNS rebinding: the page and the request have the same origin, of another's name."""
     url = running(open_to(echo.port))
     port = urlsplit(url).port
-    there = socket.create_connection(("127.0.0.1", port))
+    address_ = socket.create_connection(("127.0.0.1", port))
     with pytest.raises(InvalidStatus):
         connect(
             f"ws://elsewhere.example:{port}/join/mqtt",
-            sock=there,
+            sock=address_,
             origin=f"http://elsewhere.example:{port}",
             subprotocols=["mqtt"],
         )
@@ -154,14 +154,16 @@ def test_who_needs_a_credential_comes_by_any_name_that_the_page_came_by(
 ):
     """An address in a network, that of a proxy in front, and a proxy that asks us by another name."""
     port = urlsplit(running(replace(open_to(echo.port), site=opened, address=address))).port
-    there = socket.create_connection(("127.0.0.1", port))
-    wanted = f"ws://{host}:{port}/join/mqtt"
-    seen = origin if address else f"{origin}:{port}"
+    address_ = socket.create_connection(("127.0.0.1", port))
+    url_ = f"ws://{host}:{port}/join/mqtt"
+    page_origin = origin if address else f"{origin}:{port}"
     if address and host in address:  # on the port that a browser does not say
-        wanted = f"ws://{host}/join/mqtt"
-    with connect(wanted, sock=there, origin=seen, subprotocols=["mqtt"], compression=None) as one:
-        one.send(CONNECT + BLOCK)
-        assert received(one, len(CONNECT + BLOCK)) == CONNECT + BLOCK
+        url_ = f"ws://{host}/join/mqtt"
+    with connect(
+        url_, sock=address_, origin=page_origin, subprotocols=["mqtt"], compression=None
+    ) as connection:
+        connection.send(CONNECT + BLOCK)
+        assert received(connection, len(CONNECT + BLOCK)) == CONNECT + BLOCK
 
 
 def test_what_does_not_speak_mqtt_is_not_let_in(running, echo):  # noqa: F811
@@ -172,19 +174,19 @@ def test_what_does_not_speak_mqtt_is_not_let_in(running, echo):  # noqa: F811
 def test_a_broker_that_is_not_there_is_no_open_page(running, caplog):  # noqa: F811
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with page(running(open_to(port))) as one:
-        one.send(CONNECT)
+    with page(running(open_to(port))) as connection:
+        connection.send(CONNECT)
         with pytest.raises(ConnectionClosed, match="1013"):
-            one.recv(timeout=120)
+            connection.recv(timeout=120)
     assert "a page cannot reach the broker at mqtt://127.0.0.1" in caplog.text
 
 
 def test_when_one_side_ends_so_does_the_other(running, echo, eventually):  # noqa: F811
     url = running(open_to(echo.port))
-    with device(url) as one:
+    with device(url) as connection:
         echo.hang_up()
         with pytest.raises(ConnectionClosed):
-            one.recv(timeout=120)
+            connection.recv(timeout=120)
     with device(url):
         pass
     eventually(lambda: echo.connections[-1].fileno() == -1)
@@ -192,52 +194,52 @@ def test_when_one_side_ends_so_does_the_other(running, echo, eventually):  # noq
 
 def test_a_page_that_says_nothing_for_long_stays(running, echo, monkeypatch):  # noqa: F811
     monkeypatch.setattr(gateway, "CONNECT_S", 0.5)
-    with device(running(open_to(echo.port), Shares(idle_s=0.5, first_s=0.5, look_s=0.1))) as one:
+    with device(running(open_to(echo.port), Shares(idle_s=0.5, first_s=0.5, look_s=0.1))) as connection:
         time.sleep(1.2)
-        one.send(b"still here")
-        assert received(one, 10) == b"still here"
+        connection.send(b"still here")
+        assert received(connection, 10) == b"still here"
 
 
-@pytest.mark.parametrize("said", [b"", CONNECT[:1], CONNECT[:-1]])
-def test_who_does_not_say_who_it_is_in_time_holds_no_place(running, echo, monkeypatch, said):  # noqa: F811
+@pytest.mark.parametrize("words", [b"", CONNECT[:1], CONNECT[:-1]])
+def test_who_does_not_say_who_it_is_in_time_holds_no_place(running, echo, monkeypatch, words):  # noqa: F811
     """All of it: a byte now and then is not enough."""
     monkeypatch.setattr(gateway, "CONNECT_S", 1.0)
-    with page(running(open_to(echo.port))) as one:
-        if said:
-            one.send(said)
+    with page(running(open_to(echo.port))) as connection:
+        if words:
+            connection.send(words)
         with pytest.raises(ConnectionClosed):
-            one.recv(timeout=120)
-    assert echo.heard == b""
+            connection.recv(timeout=120)
+    assert echo.stream == b""
 
 
 @pytest.mark.parametrize(
-    "said",
+    "words",
     [b"GET / HTTP/1.1", b"\x30\x00", b"\x10\xff\xff\xff\x7f", b"\x10\x80\x80\x80\x80", b"\x10\x81\x80\x01"],
     ids=["HTTP", "a message first", "256 MB", "no end of its length", "a byte too many"],
 )
-def test_what_begins_otherwise_does_not_reach_the_broker(running, echo, monkeypatch, said):  # noqa: F811
+def test_what_begins_otherwise_does_not_reach_the_broker(running, echo, monkeypatch, words):  # noqa: F811
     monkeypatch.setattr(gateway, "CONNECT_S", 600.0)  # what closes it is not that
-    with page(running(open_to(echo.port))) as one:
-        one.send(said)
+    with page(running(open_to(echo.port))) as connection:
+        connection.send(words)
         with pytest.raises(ConnectionClosed):
-            one.recv(timeout=120)
-    assert echo.heard == b""
+            connection.recv(timeout=120)
+    assert echo.stream == b""
 
 
 def test_who_it_is_may_come_in_pieces_with_what_follows(running, echo):  # noqa: F811
     long = b"\x10\x8c\x10" + CONNECT[2:] + bytes(2048) + b"\xc0\x00"
-    with page(running(open_to(echo.port))) as one:
+    with page(running(open_to(echo.port))) as connection:
         for begin in range(0, len(long), 500):
-            one.send(long[begin : begin + 500])
-        assert received(one, len(long)) == long
+            connection.send(long[begin : begin + 500])
+        assert received(connection, len(long)) == long
 
 
 @pytest.mark.slow
 def test_a_page_from_which_nothing_comes_for_very_long_is_closed(running, echo, monkeypatch):  # noqa: F811
     """It has vanished, and the broker did not see it."""
     monkeypatch.setattr(gateway, "QUIET_S", 1.0)
-    with device(running(open_to(echo.port))) as one, pytest.raises(ConnectionClosed):
-        one.recv(timeout=120)
+    with device(running(open_to(echo.port))) as connection, pytest.raises(ConnectionClosed):
+        connection.recv(timeout=120)
 
 
 def test_only_so_many_pages_are_let_in(running, echo, monkeypatch):  # noqa: F811
@@ -260,16 +262,16 @@ def test_one_address_has_a_share_of_the_places(running, opened, echo, monkeypatc
     url = running(replace(open_to(echo.port), site=opened), **proxied)
     with ExitStack() as pages:
         for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2"):
-            one = pages.enter_context(from_elsewhere(url, address))
-            one.send(CONNECT)
-            assert received(one, len(CONNECT)) == CONNECT
+            connection = pages.enter_context(from_elsewhere(url, address))
+            connection.send(CONNECT)
+            assert received(connection, len(CONNECT)) == CONNECT
         for address in ("192.0.2.1", "2001:db8::ff"):
             with pytest.raises(InvalidStatus):
                 from_elsewhere(url, address)
         pages.enter_context(from_elsewhere(url, "192.0.2.2"))
-    with from_elsewhere(url, "192.0.2.1") as one:
-        one.send(CONNECT)
-        assert received(one, len(CONNECT)) == CONNECT
+    with from_elsewhere(url, "192.0.2.1") as connection:
+        connection.send(CONNECT)
+        assert received(connection, len(CONNECT)) == CONNECT
 
 
 def test_whom_a_proxy_asks_for_is_not_believed_where_none_is_trusted(
@@ -287,9 +289,9 @@ def test_whom_a_proxy_asks_for_is_not_believed_where_none_is_trusted(
 def test_who_comes_by_a_proxy_here_is_elsewhere(running, echo):  # noqa: F811
     """To a broker that is open to this machine; whether the proxy is trusted or not."""
     url = running(open_to(echo.port))
-    for said in ("127.0.0.1", "192.0.2.1"):
+    for name in ("127.0.0.1", "192.0.2.1"):
         with pytest.raises(InvalidStatus):
-            from_elsewhere(url, said)
+            from_elsewhere(url, name)
     with pytest.raises(InvalidStatus):
         page(url, additional_headers={"Forwarded": "for=192.0.2.1"})
 
@@ -318,18 +320,18 @@ class Flooding:
 
 @pytest.fixture
 def flooding() -> Iterator[Flooding]:
-    made = Flooding()
-    yield made
-    made.close()
+    new_flood = Flooding()
+    yield new_flood
+    new_flood.close()
 
 
 def unread(url):
     """A page that has said who it is, and reads no more: what there is room for on the way is little."""
     parts = urlsplit(url)
-    there = socket.socket()
-    there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    there.connect((parts.hostname, parts.port))
-    return page(url, sock=there, max_queue=1, ping_interval=None, close_timeout=1)
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect((parts.hostname, parts.port))
+    return page(url, sock=slow, max_queue=1, ping_interval=None, close_timeout=1)
 
 
 def test_who_does_not_read_is_cut_off_and_what_waits_for_it_is_bounded(
@@ -337,25 +339,25 @@ def test_who_does_not_read_is_cut_off_and_what_waits_for_it_is_bounded(
     flooding,
 ):
     patient = Shares(stall_s=0.5, look_s=0.1)
-    with unread(running(open_to(flooding.port), shares=patient)) as one:
-        one.send(CONNECT)
+    with unread(running(open_to(flooding.port), shares=patient)) as connection:
+        connection.send(CONNECT)
         assert flooding.ended.wait(600)
         assert flooding.sent < 32 * 2**20  # of which most is what the system holds on the way
 
 
 def test_who_pings_and_does_not_read_is_cut_off(running, flooding):  # noqa: F811
-    with unread(running(open_to(flooding.port))) as one:
-        one.send(CONNECT)
+    with unread(running(open_to(flooding.port))) as connection:
+        connection.send(CONNECT)
         with pytest.raises((ConnectionClosed, OSError)):
             for _ in range(100_000):
-                one.ping()
+                connection.ping()
         assert flooding.ended.wait(600)
 
 
 def test_a_message_of_endless_frames_is_cut_off(running, echo):  # noqa: F811
-    with device(running(open_to(echo.port))) as one, pytest.raises((ConnectionClosed, OSError)):
-        one.send(b"" for _ in range(10_000_000))
-    assert echo.heard == CONNECT
+    with device(running(open_to(echo.port))) as connection, pytest.raises((ConnectionClosed, OSError)):
+        connection.send(b"" for _ in range(10_000_000))
+    assert echo.stream == CONNECT
 
 
 def test_a_device_is_at_a_real_broker_through_it(running, broker):  # noqa: F811
@@ -398,8 +400,8 @@ def test_without_a_credential_nobody_else_reaches_a_broker_of_this_machine():
 def test_a_broker_with_tls_is_reached_as_the_service_reaches_it(running, opened, echo):  # noqa: F811
     """The echo speaks none, so that nobody is let in; what it has heard is the beginning of TLS."""
     reached = replace(of(opened).reached, port=echo.port)
-    with page(running(BrowserAccess(reached))) as one:
-        one.send(CONNECT)
+    with page(running(BrowserAccess(reached))) as connection:
+        connection.send(CONNECT)
         with pytest.raises(ConnectionClosed, match="1013"):
-            one.recv(timeout=120)
-    assert echo.heard[:1] == b"\x16"
+            connection.recv(timeout=120)
+    assert echo.stream[:1] == b"\x16"

@@ -35,7 +35,7 @@ def test_a_run_is_told_from_its_first_round_to_its_last(serve, fleet, eventually
     assert live["rounds"] == 500
 
     rounds = service.get("/api/v1/tasks/digits/rounds").json
-    assert [one["round"] for one in rounds["rounds"]][:2] == [1, 2]
+    assert [row["round"] for row in rounds["rounds"]][:2] == [1, 2]
     first = rounds["rounds"][0]
     assert {kind: figures["contributions"] for kind, figures in first["kinds"].items()} == {
         "full": 1,
@@ -46,26 +46,28 @@ def test_a_run_is_told_from_its_first_round_to_its_last(serve, fleet, eventually
     assert first["energy_j"] == 4.0  # two contributions of 2 J
     assert service.get("/api/v1/tasks/digits/rounds?after=1&limit=1").json["rounds"][0]["round"] == 2
 
-    def known():
-        found = service.get("/api/v1/tasks/digits/devices").json["devices"]
-        return {one["device"]: one for one in found}
+    def devices_by_name():
+        rows = service.get("/api/v1/tasks/digits/devices").json["devices"]
+        return {row["device"]: row for row in rows}
 
-    devices = eventually(lambda: of if len(of := known()) == 4 and of["liar"]["not_counted"] else None)
+    devices = eventually(
+        lambda: of if len(of := devices_by_name()) == 4 and of["liar"]["not_counted"] else None
+    )
     assert set(devices) == {"pi-full", "pi-few-shot", "liar", "idle"}
     assert (devices["pi-full"]["kind"], devices["pi-full"]["profile"]) == ("full", "pi")
     assert devices["idle"]["doing"] == "sits out"
     assert "nonsense" in devices["liar"]["why"]
     assert devices["liar"]["last_seen"] > 1e9
-    found = service.get("/api/v1/tasks/digits/devices?search=FEW&limit=5").json
-    assert [one["device"] for one in found["devices"]] == ["pi-few-shot"]
+    listing = service.get("/api/v1/tasks/digits/devices?search=FEW&limit=5").json
+    assert [row["device"] for row in listing["devices"]] == ["pi-few-shot"]
 
-    asked = "/api/v1/tasks/digits/contributions?status=refused"
-    refused = eventually(lambda: service.get(asked).json["entries"])  # the log is written a little later
-    assert {one["device"] for one in refused} == {"liar"}
+    path = "/api/v1/tasks/digits/contributions?status=refused"
+    refused = eventually(lambda: service.get(path).json["entries"])  # the log is written a little later
+    assert {row["device"] for row in refused} == {"liar"}
     eventually(lambda: len(service.get("/api/v1/tasks/digits/contributions").json["entries"]) >= 4)
     page = service.get("/api/v1/tasks/digits/contributions?limit=2").json
     after = service.get(f"/api/v1/tasks/digits/contributions?limit=2&before={page['next']}").json
-    ids = [one["id"] for one in (*page["entries"], *after["entries"])]
+    ids = [row["id"] for row in (*page["entries"], *after["entries"])]
     assert ids == sorted(ids, reverse=True)
     assert len(set(ids)) == 4
 
@@ -130,14 +132,14 @@ def test_bad_questions_are_answered_with_what_was_expected(serve):
     assert service.live()["phase"] == "waiting"
 
 
-def until(raw, wanted):
+def until(raw, end):
     """What comes, up to something and the rest of its part."""
-    heard = b""
-    while wanted not in heard:
+    content = b""
+    while end not in content:
         more = raw.recv(65536)
-        assert more, f"it ended before {wanted}: {heard[-500:]}"
-        heard += more
-    return heard
+        assert more, f"it ended before {end}: {content[-500:]}"
+        content += more
+    return content
 
 
 def test_a_live_view_hears_of_what_happens_and_ends_with_the_service(serve, fleet):
@@ -146,14 +148,14 @@ def test_a_live_view_hears_of_what_happens_and_ends_with_the_service(serve, flee
     with socket.create_connection((host, int(port)), timeout=120) as raw:
         ask = f"GET /api/v1/tasks/digits/events HTTP/1.1\r\nHost: {host}\r\n"
         raw.sendall(f"{ask}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
-        heard = until(raw, b"event: live")
-        assert b"text/event-stream" in heard
+        content = until(raw, b"event: live")
+        assert b"text/event-stream" in content
         fleet("full")
-        heard += until(raw, b'"phase":"collecting"')
+        content += until(raw, b'"phase":"collecting"')
         service.process.send_signal(signal.SIGTERM)
         while more := raw.recv(65536):
-            heard += more
-    events = [json.loads(line[6:]) for line in heard.decode().splitlines() if line.startswith("data: ")]
+            content += more
+    events = [json.loads(line[6:]) for line in content.decode().splitlines() if line.startswith("data: ")]
     versions = [event["version"] for event in events]
     assert versions == sorted(versions)
     assert service.process.wait(600) == 0
@@ -175,9 +177,9 @@ def test_a_stopped_service_goes_on_with_its_log_of_contributions(serve, fleet, e
     live = again.wait(lambda live: live["closed_rounds"] >= 3)
     assert live["round"] >= 3
     for number in (1, 2):
-        asked = f"/api/v1/tasks/digits/contributions?status=accepted&round={number}"
-        counted = eventually(lambda asked=asked: again.get(asked).json["entries"])
-        assert [(one["device"], one["kind"]) for one in counted] == [("pi-full", "full")]
+        path = f"/api/v1/tasks/digits/contributions?status=accepted&round={number}"
+        counted = eventually(lambda address=path: again.get(address).json["entries"])
+        assert [(row["device"], row["kind"]) for row in counted] == [("pi-full", "full")]
 
 
 def test_a_run_goes_back_to_an_earlier_model_when_asked_over_http(serve, fleet, eventually):
@@ -185,15 +187,15 @@ def test_a_run_goes_back_to_an_earlier_model_when_asked_over_http(serve, fleet, 
     assert service.get(versions).json == []
     fleet("full")
     service.wait(lambda live: live["closed_rounds"] >= 3)
-    known = service.get(versions).json
-    assert [one["round"] for one in known[:3]] == [1, 2, 3]
-    assert [one["served"] for one in known].index(True) == len(known) - 1
-    assert (known[0]["kept"], known[0]["accuracy"], len(known[0]["sha256"])) == (True, None, 64)
+    rows = service.get(versions).json
+    assert [row["round"] for row in rows[:3]] == [1, 2, 3]
+    assert [row["served"] for row in rows].index(True) == len(rows) - 1
+    assert (rows[0]["kept"], rows[0]["accuracy"], len(rows[0]["sha256"])) == (True, None, 64)
 
-    asked = service.get("/api/v1/tasks/digits/rollback?round=1", method="POST")
-    assert (asked.status, asked.json) == (202, {"round": 1})
-    said = "went back to the model of round 1"
-    assert eventually(lambda: [one for one in service.get(versions).json if said in one["note"]])
+    answer = service.get("/api/v1/tasks/digits/rollback?round=1", method="POST")
+    assert (answer.status, answer.json) == (202, {"round": 1})
+    note = "went back to the model of round 1"
+    assert eventually(lambda: [row for row in service.get(versions).json if note in row["note"]])
     unknown = service.get("/api/v1/tasks/digits/rollback?round=4000", method="POST")
     assert (unknown.status, "no model of round 4000" in unknown.json["detail"]) == (409, True)
     assert service.get("/api/v1/tasks/digits/rollback?round=1", method="POST", token=None).status == 401

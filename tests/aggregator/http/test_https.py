@@ -33,10 +33,10 @@ def keep(folder: Path, pair: Pair) -> tuple[Path, Path]:
     return cert, key
 
 
-def asked(url, trust, token="", **headers):
+def answer_of(url, trust, token="", **headers):
     """(status, body) of an answer to a client that verifies by `trust`."""
-    given = {"Authorization": f"Bearer {token}"} if token else {}
-    request = urllib.request.Request(url, headers={**given, **headers})  # noqa: S310 - ours
+    authorization = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, headers={**authorization, **headers})  # noqa: S310 - ours
     try:
         with urllib.request.urlopen(request, context=trust, timeout=120) as answer:  # noqa: S310
             return answer.status, answer.read()
@@ -54,27 +54,27 @@ def service(serve, tmp_path, authority):
 def test_a_client_that_verifies_gets_in_with_the_token_and_others_do_not(service, authority):
     assert service.url.startswith("https://")
     trust = ssl.create_default_context(cadata=authority.certificate)
-    assert asked(f"{service.url}/", trust)[0] == 200
-    assert asked(f"{service.url}/healthz", trust)[0] == 200
+    assert answer_of(f"{service.url}/", trust)[0] == 200
+    assert answer_of(f"{service.url}/healthz", trust)[0] == 200
     for token, status in (("", 401), (TOKEN + "x", 401), (TOKEN, 200)):
         for path in ("/api/v1/tasks", "/metrics"):
-            assert asked(service.url + path, trust, token)[0] == status
+            assert answer_of(service.url + path, trust, token)[0] == status
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-        asked(f"{service.url}/", ssl.create_default_context())
+        answer_of(f"{service.url}/", ssl.create_default_context())
     with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
-        asked(f"{service.url.replace('127.0.0.1', 'localhost')}/", trust)
+        answer_of(f"{service.url.replace('127.0.0.1', 'localhost')}/", trust)
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
 def test_neither_plain_http_nor_an_old_tls_is_answered(service, authority):
     with pytest.raises((urllib.error.URLError, ConnectionError)):
-        asked(service.url.replace("https://", "http://"), None)
+        answer_of(service.url.replace("https://", "http://"), None)
     old = ssl.create_default_context(cadata=authority.certificate)
     old.minimum_version = ssl.TLSVersion.TLSv1
     old.maximum_version = ssl.TLSVersion.TLSv1_1
     old.set_ciphers("DEFAULT@SECLEVEL=0")
     with pytest.raises(urllib.error.URLError):
-        asked(f"{service.url}/", old)
+        answer_of(f"{service.url}/", old)
 
 
 def test_the_dashboard_is_entered_over_https(service, browser):

@@ -70,7 +70,9 @@ def visit(browser, house):
         page.wait_for_selector("#invite")
         page.wrong = []
         page.on("pageerror", lambda error: page.wrong.append(str(error)))
-        page.on("console", lambda said: page.wrong.append(said.text) if said.type == "error" else None)
+        page.on(
+            "console", lambda message: page.wrong.append(message.text) if message.type == "error" else None
+        )
         return page
 
     yield make

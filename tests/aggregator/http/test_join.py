@@ -65,14 +65,14 @@ def running(tmp_path, clock, monkeypatch):
         (tmp_path / "run").mkdir(exist_ok=True)
         hosted = ServedTask(TASK, tmp_path / "run", Broker(), lambda: 0.0, clock)
         start.hosted = hosted
-        given = {"port": 0, "min_free_mb": 0, **(settings or {"token_file": tmp_path / "token"})}
-        started.append(HttpServer(HttpSection(**given), [hosted], browser_access, shares))
+        section = {"port": 0, "min_free_mb": 0, **(settings or {"token_file": tmp_path / "token"})}
+        started.append(HttpServer(HttpSection(**section), [hosted], browser_access, shares))
         started[-1].start()
         return started[-1].url
 
     yield start
-    for one in started:
-        one.stop()
+    for server in started:
+        server.stop()
 
 
 def of(opened, **changes):
@@ -85,22 +85,22 @@ def ask(url, path, method="GET", body=None, token=None, **headers):
         headers["Authorization"] = f"Bearer {token}"
     if body is not None:
         headers.setdefault("Content-Type", "application/json")
-    given = body if body is None or isinstance(body, bytes) else json.dumps(body)
-    connection.request(method, path, given, headers)
+    content = body if body is None or isinstance(body, bytes) else json.dumps(body)
+    connection.request(method, path, content, headers)
     answer = connection.getresponse()
-    told = Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+    reply = Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
     connection.close()
-    return told
+    return reply
 
 
 def invited(url, query=""):
-    made = ask(url, f"/api/v1/links{query}", "POST", token=TOKEN)
-    assert made.status == 201, made.body
-    return made.json
+    reply = ask(url, f"/api/v1/links{query}", "POST", token=TOKEN)
+    assert reply.status == 201, reply.body
+    return reply.json
 
 
-def secret_of(made):
-    return made["url"].partition("#link=")[2]
+def secret_of(invitation):
+    return invitation["url"].partition("#link=")[2]
 
 
 def enrol(url, secret, claim=CLAIM, **more):
@@ -141,16 +141,16 @@ def test_without_web_there_is_no_page_and_the_dashboard_knows(running):
     url = running(None)
     assert ask(url, "/join/").status == 404
     assert ask(url, "/join/config.json").status == 404
-    told = ask(url, "/api/v1/links", token=TOKEN).json
-    assert told == {"page": "", "open": False, "makes": False, "qr": [], "links": []}
+    link_list = ask(url, "/api/v1/links", token=TOKEN).json
+    assert link_list == {"page": "", "open": False, "makes": False, "qr": [], "links": []}
 
 
 def test_who_calls_us_by_a_name_of_this_machine_is_told_how_to_join(running):
     url = running(BrowserAccess(BrokerUrl("127.0.0.1", 1)))
     running.hosted.watch(RUNS)
-    told = ask(url, "/join/config.json")
-    assert told.headers["cache-control"] == "no-store"
-    config = told.json
+    reply = ask(url, "/join/config.json")
+    assert reply.headers["cache-control"] == "no-store"
+    config = reply.json
     assert (config["enrolment"], config["gateway"]) == ("open", "mqtt")
     assert (config["key"], config["version"]) == ("", 1)
     [task] = config["tasks"]
@@ -162,8 +162,8 @@ def test_who_calls_us_by_a_name_of_this_machine_is_told_how_to_join(running):
         assert ask(url, "/join/config.json", Host=name).status == 403
     assert ask(url, "/join/config.json", Host="localhost").status == 200
     assert enrol(url, "anything").status == 404
-    told = ask(url, "/api/v1/links", token=TOKEN).json
-    assert (told["open"], told["makes"], told["page"]) == (True, False, f"{url}/join/")
+    reply = ask(url, "/api/v1/links", token=TOKEN).json
+    assert (reply["open"], reply["makes"], reply["page"]) == (True, False, f"{url}/join/")
     assert ask(url, "/api/v1/links", "POST", token=TOKEN).status == 403
 
 
@@ -172,8 +172,8 @@ def test_what_is_learnt_is_what_the_service_goes_by_at_that_moment(running):
     url = running(BrowserAccess(BrokerUrl("127.0.0.1", 1)))
 
     def task():
-        [told] = ask(url, "/join/config.json").json["tasks"]
-        return told["labels"], told["input"].get("shape"), told["over"]
+        [entry] = ask(url, "/join/config.json").json["tasks"]
+        return entry["labels"], entry["input"].get("shape"), entry["over"]
 
     watch = running.hosted.watch
     assert task() == ([], None, False)
@@ -190,31 +190,34 @@ def test_a_link_that_the_dashboard_makes_enrols_one_browser_once(running, opened
     config = ask(url, "/join/config.json").json
     assert (config["enrolment"], config["gateway"]) == ("link", "mqtt")
     assert config["key"] == opened.signer.public.hex()
-    made = invited(url)
-    assert made["url"].startswith(f"{url}/join/#link=")
-    assert (made["link"]["state"], made["link"]["used"]) == ("open", None)
-    answer = enrol(url, secret_of(made), name="phone")
+    invitation = invited(url)
+    assert invitation["url"].startswith(f"{url}/join/#link=")
+    assert (invitation["link"]["state"], invitation["link"]["used"]) == ("open", None)
+    answer = enrol(url, secret_of(invitation), name="phone")
     assert answer.status == 200
     enrolment = Enrolment.of_token(answer.json["token"])
     assert (enrolment.name, answer.json["name"]) == ("phone", "phone")
     assert (enrolment.url, enrolment.key) == (opened.site.web_url, opened.signer.public)
-    assert enrol(url, secret_of(made), name="phone").json == answer.json
-    other = enrol(url, secret_of(made), "d" * 43, name="phone")
+    assert enrol(url, secret_of(invitation), name="phone").json == answer.json
+    other = enrol(url, secret_of(invitation), "d" * 43, name="phone")
     assert (other.status, "used by another browser" in other.json["detail"]) == (410, True)
     assert [entry.name for entry in register.entries(opened)] == ["phone"]
     [listed] = ask(url, "/api/v1/links", token=TOKEN).json["links"]
     assert (listed["state"], listed["device"]) == ("used", "phone")
-    assert secret_of(made) not in json.dumps(listed)
+    assert secret_of(invitation) not in json.dumps(listed)
 
 
 def test_the_qr_code_is_of_the_link(running, opened):
     import segno
 
-    made = invited(running(of(opened, address="https://fl.example.org")), "?device=phone&minutes=5")
-    assert made["url"].startswith("https://fl.example.org/join/#link=")
-    assert (made["link"]["device"], made["link"]["ends"] - made["link"]["made"]) == ("phone", 300)
-    code = segno.make(made["url"], error="m", micro=False)
-    assert made["qr"] == ["".join(str(int(module)) for module in row) for row in code.matrix]
+    invitation = invited(running(of(opened, address="https://fl.example.org")), "?device=phone&minutes=5")
+    assert invitation["url"].startswith("https://fl.example.org/join/#link=")
+    assert (invitation["link"]["device"], invitation["link"]["ends"] - invitation["link"]["made"]) == (
+        "phone",
+        300,
+    )
+    code = segno.make(invitation["url"], error="m", micro=False)
+    assert invitation["qr"] == ["".join(str(int(module)) for module in row) for row in code.matrix]
 
 
 def test_what_is_no_link_or_is_over_is_refused_with_what_to_do(running, opened):
@@ -311,12 +314,12 @@ def test_without_the_broker_s_own_files_no_link_is_made_or_used(running, opened)
 
 
 def test_links_survive_a_new_start(running, opened):
-    made = invited(running(of(opened)))
+    invitation = invited(running(of(opened)))
     url = running(of(BrokerFolder(opened.folder)))
-    answer = enrol(url, secret_of(made))
+    answer = enrol(url, secret_of(invitation))
     again = running(of(BrokerFolder(opened.folder)))
-    assert enrol(again, secret_of(made)).json == answer.json
-    assert enrol(again, secret_of(made), "d" * 43).status == 410
+    assert enrol(again, secret_of(invitation)).json == answer.json
+    assert enrol(again, secret_of(invitation), "d" * 43).status == 410
 
 
 @pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
@@ -331,12 +334,12 @@ def test_when_the_answer_is_there_the_broker_knows_the_device_and_a_revoked_one_
     with launched(tmp_path / "mosquitto.log", other=command):
         eventually(lambda: "running" in (tmp_path / "mosquitto.log").read_text())
         url = running(of(opened))
-        made = invited(url)
-        enrolment = Enrolment.of_token(enrol(url, secret_of(made)).json["token"])
+        invitation = invited(url)
+        enrolment = Enrolment.of_token(enrol(url, secret_of(invitation)).json["token"])
         link = Link(enrolment.address, enrolment.client_id, queue.SimpleQueue())
         link.connect()
         link.close()
-        ask(url, f"/api/v1/links/{made['link']['id']}", "DELETE", token=TOKEN)
+        ask(url, f"/api/v1/links/{invitation['link']['id']}", "DELETE", token=TOKEN)
 
         def refused():
             another = Link(enrolment.address, enrolment.client_id, queue.SimpleQueue())

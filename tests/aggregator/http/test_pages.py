@@ -156,9 +156,9 @@ def test_without_the_libraries_it_is_said_what_brings_them(tmp_path, monkeypatch
     web = lay(tmp_path / "web", {"package-lock.json": "{}"})
     with pytest.raises(MissingExtra, match="run `device-runtime web fetch`"):
         join.library_folder(web)
-    kept = lay(join.fetched_library_folder(web), LIBRARIES)
-    assert kept.is_relative_to(tmp_path / "home")
-    assert join.library_folder(web) == kept
+    folder = lay(join.fetched_library_folder(web), LIBRARIES)
+    assert folder.is_relative_to(tmp_path / "home")
+    assert join.library_folder(web) == folder
     lay(web, {"package-lock.json": '{"of": "another release"}'})
     with pytest.raises(MissingExtra):
         join.library_folder(web)

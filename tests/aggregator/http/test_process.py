@@ -15,8 +15,8 @@ TASK = 'bundle = "digits-wrn-10-1"\n'
 
 @pytest.mark.slow
 def test_each_failure_leaves_with_its_own_number_and_names_the_key(started):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         silent = f'[broker]\nurl = "mqtt://127.0.0.1:{port}"\n'
         cases = (
             ('[http]\nport = "x"', Exit.SETTINGS, "http.port: expected `int`"),
@@ -34,14 +34,14 @@ def test_each_failure_leaves_with_its_own_number_and_names_the_key(started):
             ),
             ('tasks = ["task.toml"]\nrun_dir = "task.toml"\n[broker]\nport = 0', Exit.FOLDER, "run folder"),
         )
-        for text, code, said in cases:
+        for text, code, message in cases:
             status, output = started(text, **{"task.toml": TASK})
-            assert (status, said in output) == (code, True), output
+            assert (status, message in output) == (code, True), output
             assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("tasks = [3]", "tasks[0]: expected a path, as a string"),
         ("taskz = []", "taskz: there is no such key; there are tasks, run_dir, workers, max_devices"),
@@ -61,13 +61,13 @@ def test_each_failure_leaves_with_its_own_number_and_names_the_key(started):
         ("[http", "is not TOML"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused_with_file_and_key(tmp_path, text, said):
+def test_settings_that_cannot_be_meant_are_refused_with_file_and_key(tmp_path, text, message):
     file = tmp_path / "server.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
         config.load(file, {})
     assert str(file) in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_flags_stand_over_the_file_and_paths_are_near_the_file(tmp_path):

@@ -15,13 +15,13 @@ TABLES = {entry.table.__name__: entry.table for entry in setting_fields(Task) if
 FIELDS = [(name, entry) for name, table in TABLES.items() for entry in setting_fields(table)]
 
 
-def told(info: str) -> TaskInfo:
+def answer(info: str) -> TaskInfo:
     raise NotImplementedError
 
 
 def description():
     router = fastapi.APIRouter()
-    router.add_api_route("/tasks", told, response_model=TaskInfo)
+    router.add_api_route("/tasks", answer, response_model=TaskInfo)
     return _app([router], guard=None, look=lambda: Health(True, [])).openapi()
 
 

@@ -23,7 +23,7 @@ def test_http_answers_when_all_is_done_until_it_is_stopped(serve, fleet, eventua
     assert eventually(lambda: "http answers until it is stopped" in service.log.read_text())
     assert process.children() == []  # its worker has left
     assert service.get("/healthz").json["ok"]
-    assert [one["round"] for one in service.get("/api/v1/tasks/digits/rounds").json["rounds"]] == [1]
+    assert [row["round"] for row in service.get("/api/v1/tasks/digits/rounds").json["rounds"]] == [1]
     metrics = service.get("/metrics").body.decode()
     for name in ("broker_connected", "loop_silence_seconds"):  # nobody is to be alarmed
         assert f'device_runtime_{name}{{task="digits"}} NaN' in metrics

@@ -75,7 +75,7 @@ def stranger(port, source="127.0.0.1"):
     return socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(source, 0))
 
 
-def asked(port, context=None, path="/join/config.json"):
+def status_of(port, context=None, path="/join/config.json"):
     """The status that somebody else is given."""
     kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
     more = {"context": context} if context else {}
@@ -117,30 +117,30 @@ def test_whatever_strangers_send_others_are_answered_and_strangers_do_not_stay(
 ):
     with ExitStack() as stack:
         strangers = [stack.enter_context(stranger(site)) for _ in range(COUNT)]
-        for one in strangers:
+        for connection in strangers:
             with suppress(OSError):  # it was ended already
-                one.settimeout(1.0)
-                one.sendall(sent)
-        assert asked(site) == 200
+                connection.settimeout(1.0)
+                connection.sendall(sent)
+        assert status_of(site) == 200
         eventually(lambda: all(map(is_ended, strangers)), timeout_s=20)
-        assert asked(site) == 200
+        assert status_of(site) == 200
     assert "Traceback" not in caplog.text
     assert len(caplog.text) < len(sent) * COUNT + 2000
 
 
 @pytest.mark.parametrize("sent", SENT.values(), ids=SENT.keys())
 @pytest.mark.parametrize(
-    "leave", [reset, lambda one: one.shutdown(socket.SHUT_WR)], ids=["resets", "half-closes"]
+    "leave", [reset, lambda connection: connection.shutdown(socket.SHUT_WR)], ids=["resets", "half-closes"]
 )
 def test_strangers_that_leave_at_once_cause_no_traceback_and_few_lines(site, sent, leave, caplog):
     caplog.set_level(logging.INFO)
     with ExitStack() as stack:
         for _ in range(8):
-            one = stack.enter_context(stranger(site))
+            connection = stack.enter_context(stranger(site))
             with suppress(OSError):
-                one.sendall(sent)
-                leave(one)
-        assert asked(site) == 200
+                connection.sendall(sent)
+                leave(connection)
+        assert status_of(site) == 200
     assert "Traceback" not in caplog.text
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -151,11 +151,11 @@ def test_posts_that_are_aborted_cause_no_line_each(running, opened, caplog):  # 
 
     port = port_of(running(of(opened), HASTY))
     for _ in range(25):
-        one = stranger(port)
-        one.sendall(POST + b"{")
+        connection = stranger(port)
+        connection.sendall(POST + b"{")
         time.sleep(0.002)
-        reset(one)
-    assert asked(port) == 200
+        reset(connection)
+    assert status_of(port) == 200
     time.sleep(0.05)
     assert "Traceback" not in caplog.text
     assert len(caplog.records) <= 1
@@ -182,15 +182,15 @@ def test_a_slow_body_ends_in_time_and_one_by_a_thin_link_is_read(running, opened
 def test_who_does_not_read_an_answer_is_ended(running, echo):  # noqa: F811
     """Of many answers that are asked for at once, unread, nothing is kept for ever."""
     port = port_of(running(open_to(echo.port), HASTY))
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        one.settimeout(30)
-        one.connect(("127.0.0.1", port))
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", port))
         with pytest.raises(ConnectionError):
             while True:
-                one.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 time.sleep(0.001)
-    assert asked(port) == 200
+    assert status_of(port) == 200
 
 
 def test_connections_that_never_begin_tls_keep_nobody_from_https(tmp_path, clock):
@@ -207,10 +207,10 @@ def test_connections_that_never_begin_tls_keep_nobody_from_https(tmp_path, clock
     try:
         with ExitStack() as stack:
             for number in range(90):
-                one = stack.enter_context(stranger(port, f"127.0.0.{1 + number % 9}"))
+                connection = stack.enter_context(stranger(port, f"127.0.0.{1 + number % 9}"))
                 with suppress(OSError):
-                    one.sendall(b"\x16\x03\x01" if number % 2 else b"")
-            assert asked(port, trust, "/") == 200
+                    connection.sendall(b"\x16\x03\x01" if number % 2 else b"")
+            assert status_of(port, trust, "/") == 200
     finally:
         site.stop()
 
@@ -220,10 +220,10 @@ def test_an_answered_connection_gives_way_and_one_with_a_request_does_not(runnin
     port = port_of(running(open_to(echo.port), Shares(most=4, burst=1000.0)))
     with ExitStack() as stack:
         for _ in range(9):
-            one = stack.enter_context(stranger(port))
-            one.sendall(GET + b"\r\n")
-            assert one.recv(15).startswith(b"HTTP/1.1 200")
-        assert asked(port) == 200
+            connection = stack.enter_context(stranger(port))
+            connection.sendall(GET + b"\r\n")
+            assert connection.recv(15).startswith(b"HTTP/1.1 200")
+        assert status_of(port) == 200
 
 
 def test_downloads_and_live_views_that_are_aborted_or_unread_cause_no_line(
@@ -239,12 +239,14 @@ def test_downloads_and_live_views_that_are_aborted_or_unread_cause_no_line(
     try:
         with ExitStack() as stack:
             for number, path in enumerate((b"model", b"events") * 8):
-                one = stack.enter_context(stranger(port))
-                one.sendall(b"GET /api/v1/tasks/digits/" + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                assert one.recv(15) == b"HTTP/1.1 200 OK"
+                connection = stack.enter_context(stranger(port))
+                connection.sendall(
+                    b"GET /api/v1/tasks/digits/" + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                )
+                assert connection.recv(15) == b"HTTP/1.1 200 OK"
                 if path == b"events" or number % 4:
-                    reset(one)
-            assert asked(port, path="/") == 200
+                    reset(connection)
+            assert status_of(port, path="/") == 200
             eventually(lambda: len(site._socket.places) == 0, timeout_s=20)
     finally:
         site.stop()

@@ -99,13 +99,13 @@ def test_the_log_keeps_refusals_and_puts_back_what_a_crash_lost(tmp_path, clock)
     again(Started(TASK, "r", True, (closed(1, record("a"), record("c")),)))
     again.close()
     entries = again.page(Filter()).entries
-    assert [(one.device, one.status, one.at) for one in entries] == [
+    assert [(entry.device, entry.status, entry.at) for entry in entries] == [
         ("c", "accepted", None),
         ("b", "refused", 0.0),
         ("a", "accepted", 0.0),
     ]
     assert entries[1].round == 2**63 - 1
-    assert [one.device for one in again.page(Filter(device="a")).entries] == ["a"]
+    assert [entry.device for entry in again.page(Filter(device="a")).entries] == ["a"]
     assert again.page(Filter(limit=1)).next == entries[0].id
     assert again.dropped == 0
 
@@ -129,7 +129,7 @@ def test_a_line_that_cannot_be_written_costs_itself_alone(tmp_path, clock, caplo
     journal(Contributed(odd))
     journal(Contributed(record("b", number=2)))
     journal.close()
-    assert [one.device for one in journal.page(Filter()).entries] == ["b", "a"]
+    assert [entry.device for entry in journal.page(Filter()).entries] == ["b", "a"]
     assert journal.dropped == 2
     assert caplog.text.count("a line is skipped") == 2
 
@@ -163,7 +163,7 @@ def test_a_log_that_is_damaged_or_cannot_be_written_costs_lines_and_nothing_else
     journal(Started(TASK, "r", False, ()))
     journal(Contributed(record("a")))
     journal.close()
-    assert [one.device for one in journal.page(Filter()).entries] == ["a"]
+    assert [entry.device for entry in journal.page(Filter()).entries] == ["a"]
     gone = Journal(tmp_path / "gone", clock)
     gone(Started(TASK, "r", False, ()))
     gone(Contributed(record("a")))
@@ -173,59 +173,59 @@ def test_a_log_that_is_damaged_or_cannot_be_written_costs_lines_and_nothing_else
 
 
 def test_health_says_what_is_wrong(tmp_path, clock):
-    one, settings = hosted(tmp_path, clock), HttpSection(stalled_s=60.0, min_free_mb=0)
+    host, settings = hosted(tmp_path, clock), HttpSection(stalled_s=60.0, min_free_mb=0)
 
     def wrong():
-        return [check.name for check in health_of([one], settings).checks if not check.ok]
+        return [check.name for check in health_of([host], settings).checks if not check.ok]
 
-    one.watch(RoundOpened(1, ("full",), 50.0))
-    one.loop_clock()
+    host.watch(RoundOpened(1, ("full",), 50.0))
+    host.loop_clock()
     assert wrong() == []
     clock.now = 149.0
     assert wrong() == ["loop"]
-    one.loop_clock()
-    one.watch(RoundExtended(1, 50.0, 0, 1))
+    host.loop_clock()
+    host.watch(RoundExtended(1, 50.0, 0, 1))
     clock.now = 151.0
     assert wrong() == ["round"]
-    one.watch(Contributed(record()))
+    host.watch(Contributed(record()))
     assert wrong() == []
-    one.link.connected = False
-    one.folder = tmp_path / "gone"
+    host.link.connected = False
+    host.folder = tmp_path / "gone"
     assert wrong() == ["broker", "disk"]
 
 
 def test_a_round_whose_mask_helpers_stay_away_is_named_and_is_no_longer_healthy(tmp_path, clock):
-    one, settings = hosted(tmp_path, clock), HttpSection(stalled_s=60.0, min_free_mb=0)
-    one.watch(RoundOpened(1, ("full",), 10.0))
-    one.watch(SumsAwaited(1, ("site-a",), 2))
-    assert (one.watch.live().phase, one.watch.live().note) == ("unmasking", "waits for mask helper site-a")
+    host, settings = hosted(tmp_path, clock), HttpSection(stalled_s=60.0, min_free_mb=0)
+    host.watch(RoundOpened(1, ("full",), 10.0))
+    host.watch(SumsAwaited(1, ("site-a",), 2))
+    assert (host.watch.live().phase, host.watch.live().note) == ("unmasking", "waits for mask helper site-a")
     clock.now += 61.0
-    one.loop_clock()
-    one.watch(SumsAwaited(1, ("site-a",), 2, deadlines=1, left=4))
-    assert [check.name for check in health_of([one], settings).checks if not check.ok] == ["round"]
-    one.watch(RoundOpened(2, ("full",), 10.0))
-    assert health_of([one], settings).ok
+    host.loop_clock()
+    host.watch(SumsAwaited(1, ("site-a",), 2, deadlines=1, left=4))
+    assert [check.name for check in health_of([host], settings).checks if not check.ok] == ["round"]
+    host.watch(RoundOpened(2, ("full",), 10.0))
+    assert health_of([host], settings).ok
 
 
 def test_who_asks_how_it_is_writes_nothing(tmp_path, clock, monkeypatch):
-    one = hosted(tmp_path, clock)
-    before = tmp_path.stat().st_mtime_ns, sorted(one.folder.rglob("*"))
+    host = hosted(tmp_path, clock)
+    before = tmp_path.stat().st_mtime_ns, sorted(host.folder.rglob("*"))
     opened, write = [], os.open
     monkeypatch.setattr(os, "open", lambda *words, **more: opened.append(words) or write(*words, **more))
     monkeypatch.setattr(Path, "write_bytes", lambda path, _: opened.append(path))
-    health_of([one], HttpSection(min_free_mb=0))
+    health_of([host], HttpSection(min_free_mb=0))
     assert opened == []
-    assert (tmp_path.stat().st_mtime_ns, sorted(one.folder.rglob("*"))) == before
+    assert (tmp_path.stat().st_mtime_ns, sorted(host.folder.rglob("*"))) == before
 
 
 def test_a_folder_that_cannot_be_written_is_told_without_writing(tmp_path, clock, monkeypatch):
-    one, about = hosted(tmp_path, clock), os.statvfs(tmp_path)
+    host, about = hosted(tmp_path, clock), os.statvfs(tmp_path)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    [disk] = [check for check in health_of([one], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
+    [disk] = [check for check in health_of([host], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
     assert (disk.ok, "permission denied" in disk.detail.lower()) == (False, True)
     read_only = SimpleNamespace(f_flag=about.f_flag | os.ST_RDONLY, f_bavail=1, f_frsize=1, f_blocks=1)
     monkeypatch.setattr(os, "statvfs", lambda _: read_only)
-    [disk] = [check for check in health_of([one], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
+    [disk] = [check for check in health_of([host], HttpSection(min_free_mb=0)).checks if check.name == "disk"]
     assert (disk.ok, "read-only" in disk.detail.lower()) == (False, True)
 
 

@@ -67,8 +67,8 @@ def test_a_variant_that_the_kind_does_not_have_is_refused_and_not_taken_for_anot
     against = offered(manifest, "entropy-subset")
     check_content(*message("entropy-subset", content, examples, form="25%"), against)
     for form in ("", "30%", "25% epochs=1"):
-        said = refusal(check_content, *message("entropy-subset", content, examples, form=form), against)
-        assert said == f"entropy-subset has no variant {form!r}, expected one of '50%', '25%', '10%'"
+        reason = refusal(check_content, *message("entropy-subset", content, examples, form=form), against)
+        assert reason == f"entropy-subset has no variant {form!r}, expected one of '50%', '25%', '10%'"
 
 
 def test_a_negative_variance_is_refused(manifest, update_of):
@@ -166,5 +166,5 @@ def test_an_update_by_class_of_a_bundle_of_another_loss_is_refused(exported):
     manifest = Bundle.open(exported.of_loss("mse")).manifest
     content = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in manifest.specs("head")}
     sent, body = message("few-shot", content)
-    said = refusal(check_content, sent, body, offered(manifest, "few-shot", "full"))
-    assert said.startswith("few-shot works by class, and the bundle's loss is mse of price, area")
+    reason = refusal(check_content, sent, body, offered(manifest, "few-shot", "full"))
+    assert reason.startswith("few-shot works by class, and the bundle's loss is mse of price, area")

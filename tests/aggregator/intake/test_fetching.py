@@ -26,47 +26,47 @@ UPDATE = ContributionId("phone", 1, "full", 1, 1)
 
 
 @pytest.fixture
-def asked():
+def blocks():
     return []
 
 
 @pytest.fixture
-def intake(tmp_path, asked):
-    made = ContributionFetcher(
-        Blobs(tmp_path), lambda device, get: asked.extend((device, index) for index in get.blocks)
+def intake(tmp_path, blocks):
+    fetcher = ContributionFetcher(
+        Blobs(tmp_path), lambda device, get: blocks.extend((device, index) for index in get.blocks)
     )
-    made.want(UPDATE, "its message", BLOB)
-    return made
+    fetcher.want(UPDATE, "its message", BLOB)
+    return fetcher
 
 
-def test_a_block_that_comes_is_the_sign_to_ask_for_more_whatever_the_clock_says(intake, asked):
+def test_a_block_that_comes_is_the_sign_to_ask_for_more_whatever_the_clock_says(intake, blocks):
     assert list(intake.tick(0.0)) == []
-    assert asked == [("phone", index) for index in range(WINDOW)]
-    for _, index in asked:  # grows while it is walked
+    assert blocks == [("phone", index) for index in range(WINDOW)]
+    for _, index in blocks:  # grows while it is walked
         intake.received("phone", BLOB.sha, (index, CONTENT[index * BLOCK : (index + 1) * BLOCK]), 0.0)
-    assert [index for _, index in asked] == list(range(20))
+    assert [index for _, index in blocks] == list(range(20))
     arrived = list(intake.tick(0.0))
     assert [(arrival.update, arrival.message, arrival.refusal) for arrival in arrived] == [
         (UPDATE, "its message", "")
     ]
 
 
-def test_blocks_of_another_device_or_blob_bring_nothing(intake, asked):
+def test_blocks_of_another_device_or_blob_bring_nothing(intake, blocks):
     list(intake.tick(0.0))
     intake.received("tablet", BLOB.sha, (0, CONTENT[:BLOCK]), 0.0)
     intake.received("phone", bytes(32), (0, CONTENT[:BLOCK]), 0.0)
-    assert len(asked) == WINDOW
+    assert len(blocks) == WINDOW
     assert list(intake.tick(0.0)) == []
 
 
-def test_only_so_many_wait_and_those_that_do_are_fetched(intake, asked, monkeypatch, caplog):
+def test_only_so_many_wait_and_those_that_do_are_fetched(intake, blocks, monkeypatch, caplog):
     monkeypatch.setattr("device_runtime.aggregator.intake.fetching.MOST_WAITING", 3)
     others = [ContributionId(f"stranger-{number}", 1, "full", 1, 1) for number in range(5)]
     for update in others:
         intake.want(update, "its message", BLOB)
     intake.want(UPDATE, "sent again", BLOB)
     list(intake.tick(0.0))
-    assert {device for device, _ in asked} == {"phone", "stranger-0", "stranger-1"}
+    assert {device for device, _ in blocks} == {"phone", "stranger-0", "stranger-1"}
     assert [record.getMessage() for record in caplog.records] == [
         "update from stranger-2 dropped: 3 wait to be fetched already"
     ]
@@ -78,23 +78,23 @@ def test_only_so_many_wait_and_those_that_do_are_fetched(intake, asked, monkeypa
     assert [arrival.update for arrival in intake.tick(0.0)] == [others[4]]
 
 
-def test_many_are_fetched_at_once_and_share_the_blocks_that_may_be_on_the_way(tmp_path, asked):
-    made = ContributionFetcher(
-        Blobs(tmp_path), lambda device, get: asked.extend((device, index) for index in get.blocks)
+def test_many_are_fetched_at_once_and_share_the_blocks_that_may_be_on_the_way(tmp_path, blocks):
+    fetcher = ContributionFetcher(
+        Blobs(tmp_path), lambda device, get: blocks.extend((device, index) for index in get.blocks)
     )
     for number in range(MAX_PULLS + 5):
-        made.want(ContributionId(f"pi-{number}", 1, "full", 1, 1), "its message", BLOB)
-    list(made.tick(0.0))
-    assert asked == [(f"pi-{number}", 0) for number in range(MAX_PULLS)]
+        fetcher.want(ContributionId(f"pi-{number}", 1, "full", 1, 1), "its message", BLOB)
+    list(fetcher.tick(0.0))
+    assert blocks == [(f"pi-{number}", 0) for number in range(MAX_PULLS)]
     for number in range(MAX_PULLS + 5):
-        made.received(f"pi-{number}", BLOB.sha, (-1, b""), 0.0)
-    list(made.tick(0.0))
-    del asked[:]
+        fetcher.received(f"pi-{number}", BLOB.sha, (-1, b""), 0.0)
+    list(fetcher.tick(0.0))
+    del blocks[:]
     for number in range(4):
-        made.want(ContributionId(f"late-{number}", 1, "full", 1, 1), "its message", BLOB)
+        fetcher.want(ContributionId(f"late-{number}", 1, "full", 1, 1), "its message", BLOB)
     for _ in range(3):
-        list(made.tick(0.0))
-    last = [device for device, _ in asked if device.startswith("late")]
+        list(fetcher.tick(0.0))
+    last = [device for device, _ in blocks if device.startswith("late")]
     assert {last.count(device) for device in last} == {min(WINDOW, BLOCKS_ASKED // 9)}
 
 
@@ -125,7 +125,7 @@ def test_contents_that_a_device_gives_up_again_and_again_are_bounded(intake, tmp
     assert lying(tmp_path) <= MOST_OF_ONE * (3 * BLOCK + 3)
 
 
-def test_of_one_device_only_so_many_wait_and_the_others_are_taken_when_they_have_come(intake, asked):
+def test_of_one_device_only_so_many_wait_and_the_others_are_taken_when_they_have_come(intake, blocks):
     updates = [ContributionId("phone", 1, f"kind-{number}", 1, 1) for number in range(MOST_OF_ONE)]
     for update in updates:
         intake.want(update, "its message", BLOB)
@@ -149,25 +149,25 @@ def test_a_content_that_two_announced_stays_when_one_of_them_takes_another(intak
     assert [arrival.update for arrival in intake.tick(0.0)] == [tablet]
 
 
-def test_one_that_is_announced_again_after_silence_goes_on_with_what_had_come(intake, asked):
+def test_one_that_is_announced_again_after_silence_goes_on_with_what_had_come(intake, blocks):
     list(intake.tick(0.0))
     intake.received("phone", BLOB.sha, (0, CONTENT[:BLOCK]), 0.0)
     for moment in range(8):
         list(intake.tick(100.0 * (moment + 1)))
-    del asked[:]
+    del blocks[:]
     intake.want(UPDATE, "sent again", BLOB)
     list(intake.tick(1000.0))
-    assert asked[0] == ("phone", 1)
+    assert blocks[0] == ("phone", 1)
 
 
 def arrive_at_once(b, messages):
     """The contributions of several devices, all of whose blocks come before the service looks."""
-    seen = 0
+    count = 0
     for device, message in messages.items():
         b.say(device, "contribution", message)
-    while asked := [(to, payload) for to, payload in b.link.sent[seen:] if to.endswith("/get")]:
-        seen = len(b.link.sent)
-        for to, payload in asked:
+    while gets := [(to, payload) for to, payload in b.link.sent[count:] if to.endswith("/get")]:
+        count = len(b.link.sent)
+        for to, payload in gets:
             get = wire.decode(payload, Get)
             for index, data in answer_get(b.blobs, get):
                 topic = topics.up(topics.parse(to).device, topics.block(get.blob.sha, index))

@@ -153,9 +153,16 @@ def test_a_run_goes_on_when_the_broker_is_killed_in_mid_round_and_comes_back(
         stack.callback(running.stop)
         processes = [stack.enter_context(launched(tmp_path / "serve.log", "serve", *options, *where))]
         for name in ("a", "b"):
-            mine = ("--data", digits_in(tmp_path / f"{name}.npz"), "--name", name, "--state", tmp_path / name)
+            settings = (
+                "--data",
+                digits_in(tmp_path / f"{name}.npz"),
+                "--name",
+                name,
+                "--state",
+                tmp_path / name,
+            )
             slow = ("--as", "pi-5", "--slow", "10", "--until-done")
-            device = launched(tmp_path / f"{name}.log", "join", running.url, *mine, *slow)
+            device = launched(tmp_path / f"{name}.log", "join", running.url, *settings, *slow)
             processes.append(stack.enter_context(device))
         assert eventually(lambda: lines(folder / "rounds.jsonl"))
         running.kill()
@@ -164,5 +171,5 @@ def test_a_run_goes_on_when_the_broker_is_killed_in_mid_round_and_comes_back(
         running = brokers.start("mosquitto", BrokerOptions(port=port))
         stack.callback(running.stop)
         assert [process.wait(600) for process in processes] == [0, 0, 0]
-    counted = [(one["round"], one["device"]) for one in lines(folder / "contributions.jsonl")]
+    counted = [(row["round"], row["device"]) for row in lines(folder / "contributions.jsonl")]
     assert sorted(counted) == [(number, name) for number in range(1, 5) for name in ("a", "b")]

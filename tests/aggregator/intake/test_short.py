@@ -18,7 +18,7 @@ from device_runtime.device.connection.trust import Trust
 KIND = "zeroth-order"
 
 
-def told(bench, since=0):
+def offers_sent(bench, since=0):
     """What went to all: the rounds of whole offers, and of what follows from one."""
     payloads = [p for t, p in bench.link.sent[since:] if t == topics.offer(bench.task.name)]
     read = {True: lambda p: small.decode_offer(p).round, False: lambda p: messages.decode(p, Offer).round}
@@ -51,10 +51,10 @@ def two(bench, make_task):
 
 def test_the_next_round_is_told_in_few_bytes_to_who_keeps_up_and_whole_to_who_says_hello(two):
     b, _ = two
-    assert told(b)[-2:] == [("offer", 1), ("next", 2)]
+    assert offers_sent(b)[-2:] == [("offer", 1), ("next", 2)]
     for device in ("a", "b"):
         b.contribute(device, b.contribution(KIND, scalars(2), 2))
-    assert told(b)[-1] == ("next", 3)
+    assert offers_sent(b)[-1] == ("next", 3)
     b.join("c")
     answer = [p for t, p in b.link.sent if t == topics.down("c", "task")][-1]
     assert messages.decode(answer, Offer).round == 3
@@ -80,7 +80,7 @@ def test_that_it_counts_is_said_by_the_next_round_or_else_by_a_receipt_soon(two)
     assert (last.seq, last.round, last.boot, last.status) == (0, 2, 1, "accepted")
     sent = len(b.link.sent)
     short(b, 2, like, "b")
-    assert told(b, sent) == [("next", 3)]
+    assert offers_sent(b, sent) == [("next", 3)]
     b.wait(RECEIPT_S)
     assert len(b.receipts("b")) == 1
     assert small.decode_offer(b.link.sent[sent][1]).over
@@ -138,17 +138,17 @@ def test_rounds_of_other_kinds_are_offered_whole(bench, make_task, update_of):
     b.join("a")
     b.contribute("a", b.contribution("few-shot", update_of("few-shot")))
     b.contribute("a", b.contribution(KIND, scalars(1), 2))
-    assert told(b)[-3:] == [("offer", 1), ("offer", 2), ("next", 3)]
+    assert offers_sent(b)[-3:] == [("offer", 1), ("offer", 2), ("next", 3)]
 
 
 def test_a_deadline_that_passes_is_offered_whole_and_goes_on_from_there(bench, make_task):
     b = bench(make_task(KIND, rounds=4, min_contributions=2))
     b.join("a", "b")
     b.wait(10.0)
-    assert told(b)[-1] == ("offer", 1)
+    assert offers_sent(b)[-1] == ("offer", 1)
     for device in ("a", "b"):
         b.contribute(device, b.contribution(KIND, scalars(1)))
-    assert told(b)[-1] == ("next", 2)
+    assert offers_sent(b)[-1] == ("next", 2)
 
 
 def test_where_devices_are_enrolled_each_is_told_by_itself_with_a_word_or_else_whole(two):
@@ -160,11 +160,11 @@ def test_where_devices_are_enrolled_each_is_told_by_itself_with_a_word_or_else_w
     sent = len(b.link.sent)
     for device in ("a", "b"):
         b.contribute(device, b.contribution(KIND, scalars(2), 2))
-    assert told(b, sent) == []
-    said = {topic: payload for topic, payload in b.link.sent[sent:] if not topic.endswith("receipt")}
-    assert list(said) == [topics.down("a", "n"), topics.down("b", "task")]
-    assert trust.next(topics.down("a", "n"), b.service.run_id, said[topics.down("a", "n")]).round == 3
-    assert messages.decode(said[topics.down("b", "task")], Offer).round == 3
+    assert offers_sent(b, sent) == []
+    payloads = {topic: payload for topic, payload in b.link.sent[sent:] if not topic.endswith("receipt")}
+    assert list(payloads) == [topics.down("a", "n"), topics.down("b", "task")]
+    assert trust.next(topics.down("a", "n"), b.service.run_id, payloads[topics.down("a", "n")]).round == 3
+    assert messages.decode(payloads[topics.down("b", "task")], Offer).round == 3
 
 
 def test_a_key_that_is_none_is_a_hello_that_is_none(two):
@@ -225,12 +225,12 @@ def test_killed_at_any_instant_before_the_next_round_is_told_each_short_one_coun
     b.restart()
     b.join("a", "b")
     b.wait(SETTLE_S)
-    lost = (moment, after) == ("commit", False)  # never acknowledged: it counts now
-    for device, status in (("a", "duplicate"), ("b", "accepted" if lost else "duplicate")):
+    is_lost = (moment, after) == ("commit", False)  # never acknowledged: it counts now
+    for device, status in (("a", "duplicate"), ("b", "accepted" if is_lost else "duplicate")):
         receipts = b.contribute(device, b.contribution(KIND, scalars(2), 2))
         assert [receipt.status for receipt in receipts] == [status]
     assert b.service.state.round == 3
-    assert [one.device for one in b.store.rounds.closed(2)[0].contributions] == ["a", "b"]
+    assert [record.device for record in b.store.rounds.closed(2)[0].contributions] == ["a", "b"]
     [_, step] = b.store.step_history.last(3, 2)
     assert (step.round, step.scalars) == (2, tuple(scalars(2)[0]["g"].tolist()))
     b.store.latest = None
@@ -252,9 +252,9 @@ def test_killed_before_it_has_opened_the_next_round_it_offers_that_twice_and_who
             for device in ("a", "b"):
                 b.contribute(device, b.contribution(KIND, scalars(2), 2))
     b.restart()
-    assert told(b) == [("offer", 3), ("offer", 3)]
+    assert offers_sent(b) == [("offer", 3), ("offer", 3)]
     b.restart()
-    assert told(b) == [("offer", 3)]  # which devices have heard
+    assert offers_sent(b) == [("offer", 3)]  # which devices have heard
 
 
 def test_a_deadline_that_is_a_little_longer_than_the_last_that_was_told_is_not_told(two, monkeypatch):
@@ -264,7 +264,7 @@ def test_a_deadline_that_is_a_little_longer_than_the_last_that_was_told_is_not_t
     for number in range(2, 6):
         for device in ("a", "b"):
             b.contribute(device, b.contribution(KIND, scalars(number), number))
-    assert told(b)[-4:] == [("next", 3), ("next", 4), ("offer", 5), ("offer", 6)]
+    assert offers_sent(b)[-4:] == [("next", 3), ("next", 4), ("offer", 5), ("offer", 6)]
     assert b.offer.deadline_s == 12.4
 
 
@@ -278,10 +278,10 @@ def test_who_says_hello_is_told_the_deadline_that_the_next_round_leaves_unsaid(t
     b.wait(1.0)
     b.join("c")
     answer = [p for t, p in b.link.sent if t == topics.down("c", "task")][-1]
-    known = messages.decode(answer, Offer)
-    assert (known.round, known.deadline_s) == (3, 10.0)
+    offer = messages.decode(answer, Offer)
+    assert (offer.round, offer.deadline_s) == (3, 10.0)
     for device in ("a", "b", "c"):
         b.contribute(device, b.contribution(KIND, scalars(3), 3))
-    said = small.decode_offer([p for _, p in b.link.sent if small.is_compact_offer(p)][-1])
-    followed = small.full_offer(known, said)
+    compact = small.decode_offer([p for _, p in b.link.sent if small.is_compact_offer(p)][-1])
+    followed = small.full_offer(offer, compact)
     assert (followed.round, followed.deadline_s) == (4, 10.0)

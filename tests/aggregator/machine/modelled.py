@@ -42,15 +42,17 @@ class PlainModel:
     def __init__(self, rules):
         self.rules, self.round = rules, 0
         self.here = {}  # boot, online, ready, silences
-        self.asked, self.behind = {}, {}
+        self.cohort, self.behind = {}, {}
         self.answered, self.sat_out, self.counted, self.newest = set(), set(), Counter(), {}
         self.had = self.fruitless = 0  # contributions at the last deadline, and deadlines that brought none
 
     @property
     def ready(self):
-        told = self.here.items()
+        entries = self.here.items()
         return {
-            d for d, (_, online, ready, silences) in told if online and ready and silences < MISSED_DEADLINES
+            d
+            for d, (_, online, ready, silences) in entries
+            if online and ready and silences < MISSED_DEADLINES
         }
 
     @property
@@ -62,7 +64,7 @@ class PlainModel:
         return {d for d in self.ready if self.is_asked(d)} - self.answered - self.sat_out
 
     def is_asked(self, device):
-        return self.everyone or self.asked.get(device) == self.round
+        return self.everyone or self.cohort.get(device) == self.round
 
     def present(self, event):
         device, boot, before = event.device, self.here.get(event.device, (None,))[0], self.ready
@@ -78,21 +80,21 @@ class PlainModel:
         for device in before - self.ready:
             self.behind.pop(device, None)
 
-    def heard(self, device):
+    def hear(self, device):
         if device in self.here:
             self.here[device] = (*self.here[device][:3], 0)
 
     def forgotten(self, device):
-        for book in (self.here, self.asked, self.behind):
+        for book in (self.here, self.cohort, self.behind):
             book.pop(device, None)
         self.answered.discard(device)
         self.sat_out.discard(device)
 
     def planned(self, event, phase):
         device = event.device
-        self.heard(device)
+        self.hear(device)
         if event.round != self.round:
-            if not event.kind and self.asked.get(device, event.round) == event.round:
+            if not event.kind and self.cohort.get(device, event.round) == event.round:
                 self.behind.pop(device, None)
         elif phase == "collect" and self.is_asked(device):
             (self.sat_out.discard if event.kind else self.sat_out.add)(device)
@@ -102,7 +104,7 @@ class PlainModel:
         if update.round == self.round:
             if self.is_asked(update.device):
                 self.answered.add(update.device)
-        elif update.round >= self.asked.get(update.device, 0):
+        elif update.round >= self.cohort.get(update.device, 0):
             self.behind.pop(update.device, None)
 
     def refused_by_disk(self, updates):
@@ -115,14 +117,14 @@ class PlainModel:
 
     def invited(self, event):
         for device in event.devices:
-            self.asked[device] = self.round
+            self.cohort[device] = self.round
             self.behind.pop(device, None)
 
     def deadline_passed(self):
         before = self.ready
         for device in self.waiting:
-            *known, silences = self.here[device]
-            self.here[device] = (*known, silences + 1)
+            *rest, silences = self.here[device]
+            self.here[device] = (*rest, silences + 1)
         self.left(before)
 
     def extended(self, now):
@@ -132,7 +134,7 @@ class PlainModel:
             self.had = self.counted.total()
         if not self.everyone:
             for device in self.sat_out - self.answered:
-                self.asked.pop(device)
+                self.cohort.pop(device)
             self.expire(now)
         self.sat_out = set()
 
@@ -144,7 +146,7 @@ class PlainModel:
             self.expire(now)
             self.behind |= dict.fromkeys(waiting, now)
             earliest = self.rules.earliest(number)
-            self.asked = {d: last for d, last in self.asked.items() if last >= earliest or d in self.behind}
+            self.cohort = {d: last for d, last in self.cohort.items() if last >= earliest or d in self.behind}
 
     def expire(self, now):
         """Nobody is taken to be at work on an earlier round for longer than two deadlines."""
@@ -160,7 +162,7 @@ class RandomRun:
         self.rules = random_rules(random)
         self.state, self.plain = RoundsState(self.rules), PlainModel(self.rules)
         self.sent, self.unsure, self.fetching, self.work = {}, [], [], []
-        self.wanted = 0
+        self.missing = 0
 
     def run(self, steps):
         for _ in range(steps):
@@ -206,7 +208,7 @@ class RandomRun:
         number = self.state.round - self.random.choice((0, 0, 0, 1, 2, 3, -1))
         kind = self.random.choice(("full", "full", "full", "bound"))
         update = ev.ContributionId(self.random.choice(DEVICES), number, kind, 1, 1)
-        self.plain.heard(update.device)
+        self.plain.hear(update.device)
         self.feed(ev.Announced(self.now, update, self.sent.get((update.device, number), "")))
 
     def answer(self):
@@ -228,11 +230,11 @@ class RandomRun:
 
     def disk(self):
         """The disk refuses what it was given last."""
-        lost, self.unsure = self.unsure, []
-        for update in lost:
+        updates, self.unsure = self.unsure, []
+        for update in updates:
             del self.sent[update.device, update.round]
-        self.plain.refused_by_disk(lost)
-        self.feed(ev.CommitFailed(self.now, tuple(lost)))
+        self.plain.refused_by_disk(updates)
+        self.feed(ev.CommitFailed(self.now, tuple(updates)))
 
     def forgotten(self):
         device = self.random.choice(DEVICES)
@@ -248,20 +250,20 @@ class RandomRun:
             return
         plain, before = self.plain, self.state
         stored = frozenset(d for d, number in self.sent if number == plain.round)
-        asked = {d: n for d, n in plain.asked.items() if n >= self.rules.earliest(plain.round)}
-        if not plain.everyone and not stored <= set(asked):
+        cohort = {d: n for d, n in plain.cohort.items() if n >= self.rules.earliest(plain.round)}
+        if not plain.everyone and not stored <= set(cohort):
             return  # a device that was forgotten would be asked again, and not be waited for
         present = {d: plain.here[d][0] for d in plain.ready}
         saved = Saved(
-            plain.round, "collect", dict(plain.counted), stored, asked, before.paces, before.progress,
+            plain.round, "collect", dict(plain.counted), stored, cohort, before.paces, before.progress,
             present, before.fruitless, before.given_up, dict(plain.newest),
         )  # fmt: skip
         self.fetching, self.unsure = [], []
         plain.here = {device: (boot, True, True, 0) for device, boot in present.items()}
-        plain.asked, plain.behind, plain.sat_out = asked, {}, set()
+        plain.cohort, plain.behind, plain.sat_out = cohort, {}, set()
         plain.answered, plain.had = set(stored), plain.counted.total()
-        already = sum(number == plain.round for number in asked.values())
-        self.wanted = max(0, (self.rules.cohort(plain.round) or 0) - already)
+        already = sum(number == plain.round for number in cohort.values())
+        self.missing = max(0, (self.rules.cohort(plain.round) or 0) - already)
         self.state, commands = machine.resume(self.rules, saved, self.now)
         self.check_model()
         self.take(commands)
@@ -284,10 +286,10 @@ class RandomRun:
             state = self.state
             assert (state.measured, dict(state.noted)) == (True, {})
             assert isinstance(self.rules.closing, FastDevices) or not (state.durations or state.asked_s)
-            self.wanted = self.rules.cohort(command.round) or 0
+            self.missing = self.rules.cohort(command.round) or 0
         elif isinstance(command, ev.Extend):
             self.plain.extended(self.now)
-            self.wanted = (self.rules.cohort(command.round) or 0) - len(self.plain.waiting)
+            self.missing = (self.rules.cohort(command.round) or 0) - len(self.plain.waiting)
         elif isinstance(command, ev.GiveUp):
             assert command.deadlines == self.plain.fruitless + 1 >= self.rules.max_extensions > 0
         elif isinstance(command, ev.StoreContribution):
@@ -327,7 +329,7 @@ class RandomRun:
         self.random.shuffle(free)
         assert (command.round, command.count) == (self.state.round, self.places())
         chosen = tuple(free[: command.count])
-        self.wanted -= len(chosen)
+        self.missing -= len(chosen)
         event = ev.Invited(self.now, command.round, chosen)
         self.plain.invited(event)
         self.feed(event)
@@ -341,20 +343,20 @@ class RandomRun:
         plain = self.plain
         at_work = len(plain.waiting) + len(plain.behind)
         buffered = isinstance(self.rules.closing, FullBuffer)
-        return self.rules.cohort(plain.round) - at_work if buffered else self.wanted
+        return self.rules.cohort(plain.round) - at_work if buffered else self.missing
 
     def check_model(self):
         state, plain = self.state, self.plain
         assert {d: (p.boot, p.online, p.ready, p.silences) for d, p in state.devices.items()} == plain.here
         assert (set(state.ready), set(state.waiting)) == (plain.ready, plain.waiting)
         assert (set(state.answered), set(state.sat_out)) == (plain.answered, plain.sat_out)
-        assert (dict(state.asked), dict(state.behind)) == (plain.asked, plain.behind)
+        assert (dict(state.asked), dict(state.behind)) == (plain.cohort, plain.behind)
         if state.phase == "collect":
             assert (state.had, state.fruitless) == (plain.had, plain.fruitless)
         assert (dict(state.counted), state.contributions) == (plain.counted, plain.counted.total())
         for device in DEVICES:
-            asked = plain.is_asked(device) and (plain.everyone or device not in plain.answered)
-            assert state.concerns(device) == (state.phase == "collect" and asked)
+            is_asked = plain.is_asked(device) and (plain.everyone or device not in plain.answered)
+            assert state.concerns(device) == (state.phase == "collect" and is_asked)
 
     def check_durations(self):
         """Where deadlines are learnt, each contribution to the open round has its duration, and no other."""

@@ -23,15 +23,15 @@ def test_the_same_devices_are_drawn_again_in_whatever_order_they_came():
 
 
 def test_another_seed_another_round_and_a_second_draw_give_other_devices():
-    asked = HashTrieMap({"gone": 3})
+    cohort = HashTrieMap({"gone": 3})
     draws = [draw(state(), Invite(number, 5), seed) for number, seed in ((3, 1), (4, 1), (3, 2))]
-    assert len({*draws, draw(state(asked=asked), Invite(3, 5), 1)}) == 4
+    assert len({*draws, draw(state(asked=cohort), Invite(3, 5), 1)}) == 4
 
 
 def test_whoever_was_asked_or_is_at_work_is_not_drawn_and_no_more_than_there_are():
-    asked = HashTrieMap({**dict.fromkeys(NAMES[:5], 3), **dict.fromkeys(NAMES[5:10], 2)})
+    cohort = HashTrieMap({**dict.fromkeys(NAMES[:5], 3), **dict.fromkeys(NAMES[5:10], 2)})
     behind = HashTrieMap(dict.fromkeys(NAMES[5:8], 0.0))
-    drawn = draw(state(asked=asked, behind=behind), Invite(3, 50), seed=0)
+    drawn = draw(state(asked=cohort, behind=behind), Invite(3, 50), seed=0)
     assert sorted(drawn) == NAMES[8:]
     assert draw(state(()), Invite(3, 5), seed=0) == ()
 

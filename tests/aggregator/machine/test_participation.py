@@ -50,7 +50,7 @@ def online(*devices, now=0.0):
     return [DevicePresent(now, device, 1, True) for device in devices]
 
 
-def worked(now):
+def end_of_work(now):
     return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
@@ -110,7 +110,7 @@ def test_the_first_rounds_ask_all_and_the_next_a_cohort():
     assert (commands, state.waiting) == ([Announce(1)], set("abcdef"))
     state, commands = play(state, *(believed(device) for device in "abcde"))
     assert commands[-1] == Reply(update("e"), "accepted", "")
-    state, commands = play(state, TimePassed(10.0), *worked(10.0))
+    state, commands = play(state, TimePassed(10.0), *end_of_work(10.0))
     assert commands[-2:] == [Announce(2), Invite(2, 2)]
     assert (dict(state.behind), state.waiting) == ({"f": 10.0}, set())
     state, _ = play(state, Invited(10.0, 2, ("a", "b")))
@@ -171,7 +171,7 @@ def test_places_that_nobody_could_take_are_offered_to_whoever_comes():
 
 
 def test_who_missed_a_round_is_at_work_until_it_is_heard_or_two_more_deadlines_are_over():
-    state, commands = play(asking("a", "b"), believed("a"), TimePassed(10.0), *worked(10.0))
+    state, commands = play(asking("a", "b"), believed("a"), TimePassed(10.0), *end_of_work(10.0))
     assert (state.waiting, set(state.behind), invites(commands)) == (set(), {"b"}, [Invite(2, 2)])
     late, _ = play(state, Announced(11.0, update("b")))
     gone, _ = play(state, DevicePresent(11.0, "b", 1, False))
@@ -179,8 +179,8 @@ def test_who_missed_a_round_is_at_work_until_it_is_heard_or_two_more_deadlines_a
     given_up, _ = play(state, Planned(11.0, "b", 1, ""))
     assert [len(after.behind) for after in (late, gone, anew, given_up)] == [0, 0, 0, 0]
     for number, now, left in ((2, 29.0, {"b"}), (3, 30.0, set())):
-        asked = Invited(now, number, ("c",))
-        state, _ = play(state, asked, believed("c", now, number), *worked(now))
+        invitation = Invited(now, number, ("c",))
+        state, _ = play(state, invitation, believed("c", now, number), *end_of_work(now))
         assert set(state.behind) == left
 
 
@@ -191,7 +191,7 @@ def test_a_buffered_run_keeps_as_many_at_work_as_it_may_whatever_round_they_work
     assert commands == [Invite(1, 1)]
     state, commands = play(state, Invited(1.5, 1, ("d",)), DevicePresent(1.7, "d", 1, False))
     assert commands == [Invite(1, 1)]
-    state, commands = play(state, Invited(1.7, 1, ("e",)), believed("e", 2.0), *worked(2.0))
+    state, commands = play(state, Invited(1.7, 1, ("e",)), believed("e", 2.0), *end_of_work(2.0))
     assert commands[-2:] == [Announce(2), Invite(2, 1)]  # b is still at work on round 1
     state, commands = play(state, Invited(2.0, 2, ("f",)), believed("b", 3.0))
     assert (state.round, state.contributions, state.waiting) == (2, 1, {"f"})
@@ -210,7 +210,7 @@ def test_a_buffered_run_that_found_too_few_looks_again_after_a_while():
 
 def test_who_was_asked_for_a_round_may_come_late_with_it_and_nobody_else():
     state, _ = play(asking("a", "b", rules=BUFFERED), believed("a"), Invited(1.0, 1, ("c",)), believed("c"))
-    state, _ = play(state, *worked(2.0))
+    state, _ = play(state, *end_of_work(2.0))
     assert StoreContribution(update("b"), 2) in play(state, believed("b", 3.0))[1]
     refused = Reply(update("d"), "refused", "d was not asked for round 1")
     assert play(state, believed("d", 2.5))[1] == [refused]
@@ -230,7 +230,7 @@ def test_who_was_asked_is_known_while_it_matters_and_no_longer():
     rules = replace(RULES, devices_per_round=1, late="count", max_staleness=3)
     state = asking("a", rules=rules)
     for number, (device, following) in enumerate(zip("abcde", "bcdef", strict=True), 1):
-        state, _ = play(state, believed(device, number, number), *worked(number))
+        state, _ = play(state, believed(device, number, number), *end_of_work(number))
         assert min(state.asked.values()) == max(1, state.round - rules.max_staleness)
         state, _ = play(state, Invited(number, number + 1, (following,)))
     assert sorted(state.asked) == ["c", "d", "e", "f"]
@@ -239,7 +239,7 @@ def test_who_was_asked_is_known_while_it_matters_and_no_longer():
 def test_who_is_at_work_on_an_old_round_is_known_to_be():
     """What it says of that round is understood."""
     state = asking("a", "b")
-    state, _ = play(state, believed("a"), TimePassed(10.0), *worked(10.0))
+    state, _ = play(state, believed("a"), TimePassed(10.0), *end_of_work(10.0))
     assert dict(state.asked) == {"b": 1}
     assert dict(state.behind) == {"b": 10.0}
     state, _ = play(state, Planned(11.0, "b", 1, ""))

@@ -129,8 +129,8 @@ def graded(bench, make_task, bundle, monkeypatch):
         from device_runtime.aggregator.merging.evaluation import Evaluator
         from device_runtime.aggregator.storage.store import ModelEvaluation
 
-        told = iter(scores)
-        monkeypatch.setattr(Evaluator, "figures", lambda *_: ModelEvaluation(next(told), 1.0, 0.5))
+        scores_ = iter(scores)
+        monkeypatch.setattr(Evaluator, "figures", lambda *_: ModelEvaluation(next(scores_), 1.0, 0.5))
         b = bench(make_task(kind, **settings))
         b.join("a")
         return b

@@ -63,7 +63,7 @@ def collecting(*devices, rules=RULES):
     return play(RoundsState(rules), *online(*devices))[0]
 
 
-def worked(now):
+def end_of_work(now):
     return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
@@ -231,8 +231,8 @@ def test_a_device_that_is_silent_is_not_there_after_two_deadlines():
 
 
 def test_with_0_and_where_rounds_are_given_no_deadline_ends_the_run():
-    state, given = collecting("a", rules=replace(RULES, max_extensions=0)), replace(IN_VAIN, given=True)
-    other, _ = play(RoundsState(given), *online("a"), Give(0.0, 10.0, 1))
+    state, rules = collecting("a", rules=replace(RULES, max_extensions=0)), replace(IN_VAIN, given=True)
+    other, _ = play(RoundsState(rules), *online("a"), Give(0.0, 10.0, 1))
     for now in range(10, 1000, 10):
         state, _ = play(state, *sitting_out("a"), TimePassed(float(now)))
         other, _ = play(other, *sitting_out("a"), TimePassed(float(now)))
@@ -248,7 +248,7 @@ def test_deadlines_in_vain_are_counted_on_after_a_restart():
 
 def test_the_next_round_begins_to_count_anew():
     state, _ = play(collecting("a", "b", rules=IN_VAIN), *sitting_out("a", "b"), TimePassed(10.0))
-    state, _ = play(state, believed("a", now=11.0), *sitting_out("b"), *worked(12.0))
+    state, _ = play(state, believed("a", now=11.0), *sitting_out("b"), *end_of_work(12.0))
     assert (state.round, state.fruitless, state.had) == (2, 0, 0)
 
 
@@ -400,12 +400,12 @@ def test_a_device_that_lets_two_deadlines_pass_in_silence_is_not_waited_for_unti
         now = state.opened_s + 1.0
         state, commands = play(state, believed("a", now, number))
         assert DoPhase("merge", number) not in commands  # the ghost is waited for, to the deadline
-        state, _ = play(state, TimePassed(state.closes_s), *worked(state.closes_s))
+        state, _ = play(state, TimePassed(state.closes_s), *end_of_work(state.closes_s))
     state, commands = play(state, believed("a", state.opened_s + 1.0, 3))
     assert DoPhase("merge", 3) in commands
-    state, _ = play(state, *worked(state.opened_s + 1.0))
-    heard = Announced(state.opened_s, update("ghost", 3))
-    state, _ = play(state, heard)
+    state, _ = play(state, *end_of_work(state.opened_s + 1.0))
+    announcement = Announced(state.opened_s, update("ghost", 3))
+    state, _ = play(state, announcement)
     assert state.ready == {"a", "ghost"}
 
 
@@ -414,7 +414,7 @@ def test_a_device_that_sits_out_is_not_silent():
     for number in (1, 2, 3):
         planned = Planned(state.opened_s + 0.5, "b", number, "")
         state, _ = play(state, planned, believed("a", state.opened_s + 1.0, number))
-        state, _ = play(state, *worked(state.opened_s + 1.0))
+        state, _ = play(state, *end_of_work(state.opened_s + 1.0))
     assert state.devices["b"].silences == 0
 
 
@@ -467,8 +467,10 @@ def test_a_buffered_round_does_not_close_because_all_have_answered_but_at_its_de
 def test_a_contribution_counts_in_a_later_round_if_it_is_not_too_many_rounds_late(rules):
     state = replace(collecting("a", "b", "c", rules=rules), round=4)
     _, commands = play(state, believed("a", number=2))
-    told = Reply(update("a", 2), "accepted", "round 2 is closed, counted in round 4 unless a newer one comes")
-    assert commands == [StoreContribution(update("a", 2), 4), told]
+    reply = Reply(
+        update("a", 2), "accepted", "round 2 is closed, counted in round 4 unless a newer one comes"
+    )
+    assert commands == [StoreContribution(update("a", 2), 4), reply]
     _, commands = play(state, believed("a", number=1))
     assert commands == [Reply(update("a", 1), "late", "round 1 is closed: 3 rounds late, at most 2 may be")]
 
@@ -501,11 +503,11 @@ def test_a_round_that_is_full_puts_others_off_until_it_closes_and_waits_for_nobo
 
 def test_what_comes_late_is_put_off_too_and_counts_when_it_comes_again():
     rules = replace(RULES, rounds=4, late="count", max_contributions=1)
-    state = play(collecting("a", "b", rules=rules), believed("a"), TimePassed(10.0), *worked(10.0))[0]
+    state = play(collecting("a", "b", rules=rules), believed("a"), TimePassed(10.0), *end_of_work(10.0))[0]
     state, _ = play(state, believed("a", now=11.0, number=2))
     state, commands = play(state, Announced(12.0, update("b")))
-    assert [(one.status, one.retry_s) for one in commands] == [("refused", 8)]
-    state, _ = play(state, TimePassed(20.0), *worked(20.0))
+    assert [(reply.status, reply.retry_s) for reply in commands] == [("refused", 8)]
+    state, _ = play(state, TimePassed(20.0), *end_of_work(20.0))
     assert (state.round, state.contributions) == (3, 0)
     assert play(state, believed("b", now=21.0))[1][:2] == [
         StoreContribution(update("b"), 3),

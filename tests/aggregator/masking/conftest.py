@@ -75,14 +75,14 @@ class Helper:
         new = [request for request in self.checks(b) if ("check", request.id) not in self.answered]
         for request in new:
             refusal, invalid, used = "", [], []
-            for one in self._seeds(b, request):
+            for seed in self._seeds(b, request):
                 try:
-                    unseal(self.secret, one.mask, request.at, MaskPurpose.of_request(request, one))
+                    unseal(self.secret, seed.mask, request.at, MaskPurpose.of_request(request, seed))
                 except MaskError as error:
                     refusal = str(error)
-                    invalid.append(one.device)
-                if one.device in self.used.get((request.run, request.round), {}):
-                    used.append(one.device)
+                    invalid.append(seed.device)
+                if seed.device in self.used.get((request.run, request.round), {}):
+                    used.append(seed.device)
             refusal = refusal or ("used before" if used else "")
             answer = SumAnswer(
                 id=request.id, refusal=refusal, invalid=tuple(invalid), used=tuple(used), checked=True
@@ -100,11 +100,11 @@ class Helper:
         b.service.tick()
 
     def say(self, b, answer):
-        seen = len(b.link.sent)
+        count = len(b.link.sent)
         b.say(self.name, "sum", answer)
-        while asked := self._gets(b, seen):
-            seen = len(b.link.sent)
-            for get in asked:
+        while gets := self._gets(b, count):
+            count = len(b.link.sent)
+            for get in gets:
                 for index, data in answer_get(self._blobs, get):
                     b.raw(topics.up(self.name, topics.block(get.blob.sha, index)), data)
 
@@ -115,9 +115,9 @@ class Helper:
     def _blobs(self):
         return Blobs(self.folder / self.name)
 
-    def _gets(self, b, seen):
+    def _gets(self, b, since):
         topic = topics.down(self.name, "get")
-        return [messages.decode(payload, Get) for where, payload in b.link.sent[seen:] if where == topic]
+        return [messages.decode(payload, Get) for where, payload in b.link.sent[since:] if where == topic]
 
     def _seeds(self, b, request):
         body = request.body
@@ -133,15 +133,15 @@ class Helper:
         if self.refusal:
             return SumAnswer(id=request.id, refusal=self.refusal)
         total = MaskedVector.zeros(request.values, request.sums)
-        for one in self._seeds(b, request):
-            purpose = MaskPurpose.of_request(request, one)
-            total.add_masks([unseal(self.secret, one.mask, request.at, purpose)])
+        for seed in self._seeds(b, request):
+            purpose = MaskPurpose.of_request(request, seed)
+            total.add_masks([unseal(self.secret, seed.mask, request.at, purpose)])
             assert (
-                self.used.setdefault((request.run, request.round), {}).setdefault(one.device, request.id)
+                self.used.setdefault((request.run, request.round), {}).setdefault(seed.device, request.id)
                 == request.id
             )
         if request.noise_milli:
-            deviation = request.noise_milli * request.clip_milli / 1e6 / len(one.mask.tags) ** 0.5
+            deviation = request.noise_milli * request.clip_milli / 1e6 / len(seed.mask.tags) ** 0.5
             add_noise(total, request.exponents, deviation, self.noise)
         if self.wrong:
             total.add_masks([bytes(32)])
@@ -154,7 +154,7 @@ class Helper:
 def masked_contribution(b, device, kind, update, number=1, form=None):
     """The masked contribution of a device to round `number`: (tensors, num_examples) or a Update."""
     run = b.service.rounds
-    strategy = next(one.strategy for one in run.task.kinds if one.name == kind)
+    strategy = next(entry.strategy for entry in run.task.kinds if entry.name == kind)
     strategy = variant_named(strategy, strategy.variants()[0].variant if form is None else form)
     if not isinstance(update, Update):
         update = Update(kind, update[0], update[1], 0.5, strategy.variant)

@@ -22,11 +22,11 @@ def moved(b, seed, number=1):
     strategy = b.task.kinds[0].strategy
     rng, base = np.random.default_rng(seed), b.service.rounds.weights(number)
     manifest = b.service.rounds.tools.manifests[""]
-    found = {
+    own = {
         spec.name: base[spec.name] + rng.normal(0, 0.01, spec.shape).astype(np.float32)
         for spec in strategy.expected(manifest)
     }
-    return Update(KIND, found, 10 + seed, 0.25, strategy.variants()[0].variant)
+    return Update(KIND, own, 10 + seed, 0.25, strategy.variants()[0].variant)
 
 
 def wrong_tag(at):
@@ -73,15 +73,15 @@ class Round:
             self.mask_of(self.b, name, KIND, moved(self.b, at, number), number)
             for at, name in enumerate(names)
         ]
-        found = {}
+        receipts = {}
         for name, message in zip(names, honest, strict=True):
             if name in lies:
-                others = [one for one, of in zip(honest, names, strict=True) if of != name]
+                others = [update for update, of in zip(honest, names, strict=True) if of != name]
                 [receipt] = self.b.contribute(name, lies[name](self.b, message, others))
             else:
                 [receipt] = self.b.contribute(name, message)
-            found[name] = receipt
-        return found
+            receipts[name] = receipt
+        return receipts
 
     def open(self):
         """Helpers check until there is nothing left to check, then answer."""
@@ -91,7 +91,7 @@ class Round:
             helper.answer(self.b)
 
     def record(self, number=1):
-        return [(one.devices, one.why) for one in self.b.store.sums.records(number)]
+        return [(record.devices, record.why) for record in self.b.store.sums.records(number)]
 
     def note(self, number=1):
         return self.b.store.rounds.closed(number)[0].note
@@ -135,7 +135,7 @@ def test_a_device_with_a_wrong_mask_is_left_out_and_the_others_count(played, nam
     assert rounds.b.service.state.round == 2
     for helper in rounds.helpers:
         assert sorted(helper.used[rounds.b.service.run_id, 1]) == ["pi-1", "pi-2", "pi-3"]
-    assert [one.device for one in rounds.b.store.contributions.records(1)] == ["pi-1", "pi-2", "pi-3"]
+    assert [record.device for record in rounds.b.store.contributions.records(1)] == ["pi-1", "pi-2", "pi-3"]
 
 
 def test_what_counts_without_a_liar_is_what_counts_where_it_was_never_there(played, helpers):
@@ -324,5 +324,5 @@ def test_a_device_is_named_when_it_was_in_more_spoilt_sums_than_all_others(befor
             self.device = device
 
     faults = suspects.faults_of([Of(name) for name in "abc"], b"sum", "why", before)
-    assert tuple(one.device for one in faults if one.fault == "named") == named
+    assert tuple(fault.device for fault in faults if fault.fault == "named") == named
     assert len(faults) == (1 if named else 3)

@@ -22,9 +22,9 @@ JOINED = KindSettings(name="few-shot", settings={"join_base": True})
 
 @pytest.fixture
 def b(bench, masked_task):
-    made = bench(masked_task(JOINED, "class-means", head="trained"))
-    made.join("pi-0", "pi-1", samples=100)
-    return made
+    new_bench = bench(masked_task(JOINED, "class-means", head="trained"))
+    new_bench.join("pi-0", "pi-1", samples=100)
+    return new_bench
 
 
 @pytest.fixture
@@ -41,18 +41,18 @@ def refused(b, message):
 def test_a_masked_contribution_counts_and_is_kept_with_its_mask(b, sound):
     [receipt] = b.contribute("pi-0", sound)
     assert receipt.status == "accepted"
-    [kept] = b.store.contributions.masked(1)
-    assert (kept.device, kept.kind, kept.mask) == ("pi-0", "few-shot", sound.mask)
-    assert b.store.contributions.masked_content(kept) == sound.body
+    [entry] = b.store.contributions.masked(1)
+    assert (entry.device, entry.kind, entry.mask) == ("pi-0", "few-shot", sound.mask)
+    assert b.store.contributions.masked_content(entry) == sound.body
     [record] = b.store.contributions.records(1)
     assert isnan(record.train_loss)
 
 
 def test_a_masked_contribution_outlives_a_crash(b, sound):
     b.contribute("pi-0", sound)
-    kept = b.store.contributions.masked(1)
+    records = b.store.contributions.masked(1)
     b = b.restart()
-    assert b.store.contributions.masked(1) == kept
+    assert b.store.contributions.masked(1) == records
 
 
 def test_a_contribution_in_the_clear_is_refused_by_a_masked_task(b, update_of):

@@ -40,7 +40,7 @@ def twin(bundle, tmp_path):
 
 
 def kind_of(b, name):
-    return next(one.strategy for one in b.service.rounds.task.kinds if one.name == name)
+    return next(entry.strategy for entry in b.service.rounds.task.kinds if entry.name == name)
 
 
 def moved(b, name, seed, number=1, form=None):
@@ -48,11 +48,11 @@ def moved(b, name, seed, number=1, form=None):
     strategy = kind_of(b, name)
     strategy = variant_named(strategy, strategy.variants()[0].variant if form is None else form)
     rng, base = np.random.default_rng(seed), b.service.rounds.weights(number, strategy.member)
-    found = {
+    own = {
         spec.name: base[spec.name] + rng.normal(0, 0.01, spec.shape).astype(np.float32)
         for spec in strategy.expected(b.service.rounds.tools.manifests[strategy.member])
     }
-    return Update(name, found, 10 + seed, 0.25 * (1 + seed), strategy.variant)
+    return Update(name, own, 10 + seed, 0.25 * (1 + seed), strategy.variant)
 
 
 def trained(b, name, data, device):
@@ -92,9 +92,9 @@ def served(b, number=1):
     return tensors.decode(b.store.models.get(b.store.rounds.made(number).served))
 
 
-def distance(one, other):
+def distance(left, other):
     """Of two models, relative to the second."""
-    off = sum(float(np.square(one[name].astype(np.float64) - other[name]).sum()) for name in other)
+    off = sum(float(np.square(left[name].astype(np.float64) - other[name]).sum()) for name in other)
     return (off / sum(float(np.square(other[name], dtype=np.float64).sum()) for name in other)) ** 0.5
 
 
@@ -111,10 +111,10 @@ def both(bench, make_task, masked_task):
     """The same task in the clear and masked, where so many devices with so many samples are there."""
 
     def make(*kinds, devices=3, samples=20, **settings):
-        made = bench(masked_task(*kinds, **settings)), bench(make_task(*kinds, **settings))
-        for b in made:
+        pair = bench(masked_task(*kinds, **settings)), bench(make_task(*kinds, **settings))
+        for b in pair:
             b.join(*(f"pi-{at}" for at in range(devices)), samples=samples)
-        return made
+        return pair
 
     return make
 
@@ -127,9 +127,9 @@ def test_masked_updates_of_parameters_serve_what_they_serve_in_the_clear(both, p
     for b in (masked, clear):
         play(b, sent)
     assert_equal(masked, clear)
-    mine, theirs = (b.store.rounds.closed()[0] for b in (masked, clear))
-    assert (mine.note, mine.record.participants) == ("", 3)
-    assert mine.record.train_loss == pytest.approx(theirs.record.train_loss)
+    ours, theirs = (b.store.rounds.closed()[0] for b in (masked, clear))
+    assert (ours.note, ours.record.participants) == ("", 3)
+    assert ours.record.train_loss == pytest.approx(theirs.record.train_loss)
 
 
 @pytest.mark.parametrize("kind", ["class-means", "zeroth-order"])
@@ -147,7 +147,7 @@ def test_masked_slices_of_members_are_not_mixed_though_their_tensors_are_alike(b
     for b in (masked, clear):
         play(b, sent)
     assert_equal(masked, clear)
-    assert [one.devices for one in masked.store.sums.records(1)] == [2, 2]
+    assert [record.devices for record in masked.store.sums.records(1)] == [2, 2]
     for b in (masked, clear):
         b.family = b.service.rounds.weights(2, "twin")
     assert distance(masked.family, clear.family) < 1e-6
@@ -182,8 +182,8 @@ def test_a_masked_round_of_several_kinds_and_a_late_group_merge_as_in_the_clear(
 
     def sent(number):
         scalars = [Update("zeroth-order", *update_of("zeroth-order", at), 0.5) for at in range(2)]
-        made = [moved(clear, kind.name, at, number) for kind in kinds[:-1] for at in range(2)]
-        return [(f"pi-{at}", update) for at, update in enumerate([*made, *scalars])]
+        updates = [moved(clear, kind.name, at, number) for kind in kinds[:-1] for at in range(2)]
+        return [(f"pi-{at}", update) for at, update in enumerate([*updates, *scalars])]
 
     first = sent(1)
     for b in (masked, clear):
@@ -198,8 +198,10 @@ def test_a_masked_round_of_several_kinds_and_a_late_group_merge_as_in_the_clear(
             b.sit_out(device, 2)
         play(b, second[2:], 2)
     assert_equal(masked, clear, 2)
-    made = [(one.kind, one.round, one.devices, one.why) for one in masked.store.sums.records(2)]
-    assert made == [
+    records = [
+        (record.kind, record.round, record.devices, record.why) for record in masked.store.sums.records(2)
+    ]
+    assert records == [
         ("entropy-subset", 2, 2, ""),
         ("few-shot", 2, 2, ""),
         ("full", 1, 2, ""),
@@ -243,11 +245,11 @@ def test_a_crash_while_helpers_are_asked_loses_nothing_and_asks_nobody_for_anoth
     b = collected()
     for helper in helpers[:before]:
         helper.answer(b)
-    asked = [request.id for helper in helpers for request in helper.requests(b)]
+    ids = [request.id for helper in helpers for request in helper.requests(b)]
     b = b.restart()
     assert phase(b) == (1, "unmask")
     assert [len(helper.requests(b)) for helper in helpers] == [1 - before, 1]
-    assert {request.id for helper in helpers for request in helper.requests(b)} == set(asked)
+    assert {request.id for helper in helpers for request in helper.requests(b)} == set(ids)
     for helper in helpers:
         helper.answered.clear()
         helper.answer(b)
@@ -331,9 +333,9 @@ def test_a_helper_that_is_away_is_named_after_each_deadline_and_asked_again(coll
     assert len(helpers[1].requests(b)) == 1
     b.wait(requests.RESEND_S)
     assert [request.id for request in helpers[1].requests(b)] == [helpers[1].requests(b)[0].id] * 2
-    said = [one for one in b.heard(SumsAwaited) if one.deadlines]
-    assert said == [SumsAwaited(1, ("helper-b",), 1, deadlines=1, left=2)]
-    assert said[0].text == (
+    waits = [event for event in b.heard(SumsAwaited) if event.deadlines]
+    assert waits == [SumsAwaited(1, ("helper-b",), 1, deadlines=1, left=2)]
+    assert waits[0].text == (
         "waits for mask helper helper-b; the run ends after 2 more deadlines without an answer"
     )
     helpers[1].come(b)
@@ -413,10 +415,10 @@ def test_a_helper_is_no_device_whatever_it_says(bench, masked_task, helpers, mas
     b.join("pi-1", samples=20)
     b.say("helper-a", "contribution", mask_of(b, "helper-a", "full", moved(b, "full", 0)))
     assert sorted(b.service.state.devices) == ["pi-0", "pi-1"]
-    assert {one.device for one in b.heard(DeviceSeen)} == {"pi-0", "pi-1"}
+    assert {event.device for event in b.heard(DeviceSeen)} == {"pi-0", "pi-1"}
     assert b.receipts("helper-a") == []
-    said = [record.message for record in caplog.records]
-    assert said == [
+    lines = [record.message for record in caplog.records]
+    assert lines == [
         f"message from mask helper helper-a dropped: it sends {leaf}" for leaf in ("hello", "contribution")
     ]
     assert b.service._out.traffic.of("helper-a").up == 0
@@ -433,9 +435,9 @@ def test_an_answer_of_anybody_else_is_dropped(collected, helpers, caplog):
 
 def test_blocks_of_a_list_that_another_task_has_sent_are_not_answered(collected, helpers):
     b = collected()
-    seen = len(b.link.sent)
+    count = len(b.link.sent)
     b.say("helper-a", "get", Get(blob=Blob(sha=b"x" * 32, size=10**6), blocks=(0, 1)))
-    assert b.link.sent[seen:] == []
+    assert b.link.sent[count:] == []
 
 
 def test_a_long_list_of_masks_and_a_large_answer_go_in_blocks(collected, helpers, monkeypatch):
@@ -477,7 +479,7 @@ def test_a_sum_with_more_devices_than_there_is_room_for_is_divided(
     b.join(*names, samples=20)
     play(b, [(name, moved(b, "full", at)) for at, name in enumerate(names)])
     assert phase(b) == (1, "done")
-    assert sorted(one.devices for one in b.store.sums.records(1)) == [3, 4]
+    assert sorted(record.devices for record in b.store.sums.records(1)) == [3, 4]
     assert b.store.rounds.closed()[0].note == ""
 
 
@@ -567,11 +569,11 @@ def test_no_single_update_is_ever_in_the_run_s_files_or_database(collected, help
         assert (
             float(((counts - expected) ** 2 / expected).sum()) < 420
         )  # 255 degrees of freedom: one in 10^9 is more
-    for update, kept in itertools.product(sent, stages):
+    for update, stage in itertools.product(sent, stages):
         for value in update.tensors.values():
             if value.size >= 16:
-                assert not any(value.tobytes() in one for one in kept)
-    assert not [one for one in stages[-1] if len(one) == masked_size(b)]
+                assert not any(value.tobytes() in part for part in stage)
+    assert not [part for part in stages[-1] if len(part) == masked_size(b)]
     assert not b.store.sums.answers(1) and not b.store.contributions.masked(1)
 
 

@@ -43,16 +43,16 @@ def test_a_masked_round_goes_on_after_a_crash_at_each_point(b, helpers):
 
 
 def test_answers_are_kept_once_until_their_round_is_closed(b, helpers):
-    [asked] = helpers[0].requests(b)
-    first = StoredAnswer(asked.id, "helper-a", b"\x00\xff")
+    [request] = helpers[0].requests(b)
+    first = StoredAnswer(request.id, "helper-a", b"\x00\xff")
     sums = b.store.sums
     sums.keep(first, 1)
-    sums.keep(StoredAnswer(asked.id, "helper-a", b"another"), 1)
-    sums.keep(StoredAnswer(asked.id, "helper-b", refusal="no"), 1)
+    sums.keep(StoredAnswer(request.id, "helper-a", b"another"), 1)
+    sums.keep(StoredAnswer(request.id, "helper-b", refusal="no"), 1)
     sums.keep(StoredAnswer(b"\x01" * 32, "helper-a", blob=sums.blobs.put(b"large")), 2)
-    kept = sums.answers(1)
-    assert kept[asked.id, "helper-a"] == first and sums.content(first) == b"\x00\xff"
-    assert kept[asked.id, "helper-b"].refusal == "no"
+    answers = sums.answers(1)
+    assert answers[request.id, "helper-a"] == first and sums.content(first) == b"\x00\xff"
+    assert answers[request.id, "helper-b"].refusal == "no"
     with sums._db.commit() as db:
         sums.forget(db, 1)
     sums.prune()
@@ -78,7 +78,7 @@ def test_who_was_left_out_and_why_is_known_after_a_restart(b):
     wrong, used = MaskFault("pi-0", "mask", "wrong mask"), MaskFault("pi-1", "used", "summed before")
     for _ in range(2):  # the second time changes nothing
         faults.leave_out(1, (wrong, used))
-    assert [one.device for one in b.store.contributions.masked(1)] == ["pi-2"]
+    assert [record.device for record in b.store.contributions.masked(1)] == ["pi-2"]
     b = b.restart()
     faults = b.store.sums.faults
     assert faults.checks(2) == (("helper-a", "helper-b"), False)

@@ -26,10 +26,10 @@ def noisy(make_task, helpers):
 
 @pytest.fixture
 def b(bench, noisy):
-    made = bench(noisy())
-    made.join("pi-0", "pi-1", samples=20)
-    made.wait(11)
-    return made
+    new_bench = bench(noisy())
+    new_bench.join("pi-0", "pi-1", samples=20)
+    new_bench.wait(11)
+    return new_bench
 
 
 @pytest.fixture
@@ -103,13 +103,13 @@ def test_a_round_that_is_opened_again_after_a_crash_is_charged_once(b):
 
 
 def test_a_norm_that_rounding_may_exceed_is_refused_before_devices_are_asked(bench, noisy):
-    made = bench(noisy(clip_norm=0.001))
-    made.join("pi-0", "pi-1", samples=20)
-    made.wait(11)
-    for at in (made, made.restart()):
+    first = bench(noisy(clip_norm=0.001))
+    first.join("pi-0", "pi-1", samples=20)
+    first.wait(11)
+    for at in (first, first.restart()):
         why = "round 1 cannot be opened: full: rounding changes an update by up to 1.3e-05, more than 1% of"
         assert at.service.finished and at.service._run.commands.gave_up.startswith(why)
-    assert made.heard(RoundOpened) == []
+    assert first.heard(RoundOpened) == []
 
 
 def test_a_budget_that_no_noise_keeps_is_refused_at_the_start(bench, noisy):

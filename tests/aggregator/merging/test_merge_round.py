@@ -100,7 +100,7 @@ def test_steps_are_on_one_line_and_a_full_segment_of_the_log_makes_a_checkpoint_
         assert (base.line, base.at, base.steps) == (first.line, number, number % 4)
         if not base.steps:
             assert base.sha == hashlib.sha256(tensors.encode(b.weights(base))).digest()
-        logs.append([[step.round for step in steps.decode(b.store.models.get(one))] for one in base.log])
+        logs.append([[step.round for step in steps.decode(b.store.models.get(blob))] for blob in base.log])
     assert logs[2:5] == [[[1, 2, 3]], [[1, 2, 3, 4]], [[1, 2, 3, 4], [5]]]
     assert logs[-1] == [[5, 6, 7, 8], [9, 10, 11]]
     assert [step.round for step in steps.unpack(base.tail)] == list(range(1, 12))

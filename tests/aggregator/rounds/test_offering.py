@@ -14,7 +14,7 @@ def offers(bench, device, since=0):
     return [messages.decode(p, Offer).round for t, p in bench.link.sent[since:] if t == topic]
 
 
-def asked(bench, devices=DEVICES):
+def cohort_of(bench, devices=DEVICES):
     """Who is asked for the open round."""
     return [
         device for device in devices if bench.service.state.asked.get(device) == bench.service.state.round
@@ -29,7 +29,7 @@ def cohort_bench(bench, make_task, **task):
 
 def test_only_the_cohort_is_offered_the_round_and_all_are_told_of_the_lobby(bench, make_task):
     b = cohort_bench(bench, make_task)
-    cohort = asked(b)
+    cohort = cohort_of(b)
     assert len(cohort) == 2
     for device in DEVICES:
         assert offers(b, device)[-1] == (1 if device in cohort else 0)
@@ -40,7 +40,7 @@ def test_a_round_closes_when_its_cohort_has_answered_and_the_next_draws_another(
     b = cohort_bench(bench, make_task, rounds=9)
     cohorts = []
     for number in range(1, 10):
-        cohorts.append(tuple(asked(b)))
+        cohorts.append(tuple(cohort_of(b)))
         sent = len(b.link.sent)
         for device in cohorts[-1]:
             b.contribute(device, b.contribution("few-shot", update_of("few-shot"), number))
@@ -55,18 +55,18 @@ def test_a_first_round_that_asks_all_is_offered_to_all_and_the_next_to_its_cohor
     bench, make_task, update_of
 ):
     b = cohort_bench(bench, make_task, ask_all_rounds=1)
-    assert (b.offer.round, asked(b)) == (1, [])
+    assert (b.offer.round, cohort_of(b)) == (1, [])
     for device in DEVICES:
         b.contribute(device, b.contribution("few-shot", update_of("few-shot")))
     assert [c.record.participants for c in b.heard(RoundClosed)] == [5]
-    cohort = asked(b)
+    cohort = cohort_of(b)
     assert (b.offer.round, b.offer.kinds, len(cohort)) == (0, (), 2)
     assert [offers(b, device)[-1:] == [2] for device in DEVICES] == [d in cohort for d in DEVICES]
 
 
 def test_the_same_task_asks_the_same_devices(bench, make_task):
-    assert asked(cohort_bench(bench, make_task)) == asked(cohort_bench(bench, make_task))
-    draws = {tuple(asked(cohort_bench(bench, make_task, seed=seed))) for seed in range(8)}
+    assert cohort_of(cohort_bench(bench, make_task)) == cohort_of(cohort_bench(bench, make_task))
+    draws = {tuple(cohort_of(cohort_bench(bench, make_task, seed=seed))) for seed in range(8)}
     assert len(draws) > 1
 
 
@@ -74,7 +74,7 @@ def test_a_hello_is_answered_with_the_round_while_the_device_owes_it_and_else_wi
     bench, make_task, update_of
 ):
     b = cohort_bench(bench, make_task)
-    first, second = asked(b)
+    first, second = cohort_of(b)
     b.contribute(first, b.contribution("few-shot", update_of("few-shot")))
     sent = len(b.link.sent)
     b.join(*DEVICES)
@@ -84,7 +84,7 @@ def test_a_hello_is_answered_with_the_round_while_the_device_owes_it_and_else_wi
 
 def test_the_contribution_of_a_device_that_was_not_asked_is_refused(bench, make_task, update_of):
     b = cohort_bench(bench, make_task)
-    other = next(device for device in DEVICES if device not in asked(b))
+    other = next(device for device in DEVICES if device not in cohort_of(b))
     [receipt] = b.contribute(other, b.contribution("few-shot", update_of("few-shot")))
     assert receipt.status == "refused"
     assert receipt.reason == f"update from {other} refused: {other} was not asked for round 1"
@@ -95,14 +95,14 @@ def test_an_extended_round_is_offered_again_to_those_who_owe_it_and_to_others_in
     bench, make_task, update_of
 ):
     b = cohort_bench(bench, make_task, min_contributions=2)
-    first, second = asked(b)
+    first, second = cohort_of(b)
     b.contribute(first, b.contribution("few-shot", update_of("few-shot")))
     sent = len(b.link.sent)
     b.wait(10.0)
     assert len(b.heard(RoundExtended)) == 1
-    [new] = set(asked(b)) - {first, second}
-    told = [device for device in DEVICES if offers(b, device, sent)]
-    assert sorted(told) == sorted([second, new])
+    [new] = set(cohort_of(b)) - {first, second}
+    devices = [device for device in DEVICES if offers(b, device, sent)]
+    assert sorted(devices) == sorted([second, new])
     b.contribute(new, b.contribution("few-shot", update_of("few-shot")))
     assert b.service.state.round == 1  # second is still waited for
     b.say(second, "state", State(boot=1, online=False, leaving=True))
@@ -111,14 +111,14 @@ def test_an_extended_round_is_offered_again_to_those_who_owe_it_and_to_others_in
 
 def test_after_a_restart_the_cohort_is_the_same_and_what_it_sends_counts(bench, make_task, update_of):
     b = cohort_bench(bench, make_task)
-    cohort = asked(b)
+    cohort = cohort_of(b)
     b.contribute(cohort[0], b.contribution("few-shot", update_of("few-shot")))
     b = b.restart()
-    assert (b.offer.round, asked(b)) == (0, cohort)
+    assert (b.offer.round, cohort_of(b)) == (0, cohort)
     sent = len(b.link.sent)
     b.join(*DEVICES)
     b.wait(SETTLE_S)
-    assert asked(b) == cohort
+    assert cohort_of(b) == cohort
     for device in DEVICES:
         assert offers(b, device, sent) == [1 if device == cohort[1] else 0]
     assert b.contribute(cohort[1], b.contribution("few-shot", update_of("few-shot")))[0].status == "accepted"
@@ -130,27 +130,27 @@ def test_a_restart_between_a_round_and_its_draw_draws_when_it_is_known_who_is_th
 ):
     from device_runtime.aggregator.rounds import runner
 
-    expected = asked(cohort_bench(bench, make_task))
+    expected = cohort_of(cohort_bench(bench, make_task))
     with monkeypatch.context() as patch:
         patch.setattr(runner, "draw", lambda *_: ())  # killed before anything was written
         b = cohort_bench(bench, make_task)
-    assert asked(b) == []
+    assert cohort_of(b) == []
     b = b.restart()
     b.join(*reversed(DEVICES))
-    assert asked(b) == []
+    assert cohort_of(b) == []
     b.wait(SETTLE_S)
-    assert asked(b) == expected
+    assert cohort_of(b) == expected
 
 
 def test_a_device_without_the_bundle_is_not_drawn_until_it_is_ready(bench, make_task):
     b = bench(make_task("few-shot", devices_per_round=2))
     b.join("a")
-    assert asked(b) == ["a"]
+    assert cohort_of(b) == ["a"]
     hello = Hello(boot=1, num_examples=0, profile="pi", memory_bytes=1, engine="onnx")
     b.say("b", "hello", hello)
-    assert asked(b) == ["a"]
+    assert cohort_of(b) == ["a"]
     b.join("b")
-    assert asked(b) == ["a", "b"]
+    assert cohort_of(b) == ["a", "b"]
     assert offers(b, "b")[0] == 0
     assert offers(b, "b")[-1] == 1
 
@@ -170,26 +170,26 @@ def test_a_buffered_run_of_all_offers_the_next_round_when_the_buffer_is_full(ben
 
 def test_a_buffered_cohort_is_kept_as_large_as_it_may_be(bench, make_task, update_of):
     b = cohort_bench(bench, make_task, buffer_size=3, devices_per_round=2)
-    first, second = asked(b)
+    first, second = cohort_of(b)
     b.contribute(first, b.contribution("few-shot", update_of("few-shot")))
-    [third] = set(asked(b)) - {first, second}
+    [third] = set(cohort_of(b)) - {first, second}
     b.sit_out(second, 1)
-    [fourth] = set(asked(b)) - {first, second, third}
+    [fourth] = set(cohort_of(b)) - {first, second, third}
     b.say(third, "state", State(boot=1, online=False, leaving=True))
-    [fifth] = set(asked(b)) - {first, second, third, fourth}
+    [fifth] = set(cohort_of(b)) - {first, second, third, fourth}
     assert b.service.state.waiting == {fourth, fifth}
 
 
 def test_a_buffered_cohort_after_a_restart_is_the_same_and_has_what_was_counted(bench, make_task, update_of):
     b = cohort_bench(bench, make_task, buffer_size=2, devices_per_round=3, rounds=2)
-    first, second, third = asked(b)
+    first, second, third = cohort_of(b)
     b.contribute(first, b.contribution("few-shot", update_of("few-shot")))
-    [fourth] = set(asked(b)) - {first, second, third}
-    cohort = asked(b)
+    [fourth] = set(cohort_of(b)) - {first, second, third}
+    cohort = cohort_of(b)
     b = b.restart()
     b.join(*DEVICES)
     b.wait(SETTLE_S)
-    assert (asked(b), b.service.state.contributions) == (cohort, 1)
+    assert (cohort_of(b), b.service.state.contributions) == (cohort, 1)
     assert b.service.state.waiting == {second, third, fourth}
     b.contribute(second, b.contribution("few-shot", update_of("few-shot")))
     assert b.service.state.round == 2

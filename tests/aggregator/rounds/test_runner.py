@@ -27,7 +27,7 @@ def crowd(bench, make_task):
     return make
 
 
-def heard(b, update_of, *devices):
+def hear(b, update_of, *devices):
     """What they send is handled, and nothing is done about it yet."""
     for number, device in enumerate(devices):
         message = b.contribution("class-means", update_of("class-means", number))
@@ -39,12 +39,12 @@ def statuses(b):
     return [[receipt.status for receipt in b.receipts(device)] for device in DEVICES]
 
 
-def kept(b):
+def stored_devices(b):
     """As another process would find them after a power cut."""
     b.service.close()
-    found = Database(b.folder)
-    rows = found.rows("SELECT device FROM contributions ORDER BY device")
-    found.close()
+    database = Database(b.folder)
+    rows = database.rows("SELECT device FROM contributions ORDER BY device")
+    database.close()
     return [row["device"] for row in rows]
 
 
@@ -59,20 +59,20 @@ def test_one_commit_for_those_that_came_together_and_receipts_only_after_it(crow
         settled.append(statuses(b))
 
     monkeypatch.setattr(Database, "commit", commit)
-    heard(b, update_of, "pi-01", "pi-02")
+    hear(b, update_of, "pi-01", "pi-02")
     assert statuses(b) == [[], [], []]
     assert not b.heard(Contributed)
     b.service.tick()
     assert settled == [[[], [], []]]  # on the disk, and nobody had been told
     assert statuses(b) == [["accepted"], ["accepted"], []]
-    assert kept(b) == ["pi-01", "pi-02"]
+    assert stored_devices(b) == ["pi-01", "pi-02"]
 
 
 def test_what_was_not_committed_was_not_acknowledged_either(crowd, update_of):
     b = crowd(min_contributions=3)
-    heard(b, update_of, "pi-01", "pi-02")
+    hear(b, update_of, "pi-01", "pi-02")
     assert statuses(b) == [[], [], []]
-    assert kept(b) == []
+    assert stored_devices(b) == []
 
 
 def test_the_round_that_closes_does_so_on_committed_contributions(crowd, update_of, monkeypatch):
@@ -80,7 +80,7 @@ def test_the_round_that_closes_does_so_on_committed_contributions(crowd, update_
     commands = b.service._run.commands
     real = commands.merge
     monkeypatch.setattr(commands, "merge", lambda command: (at_merge.append(statuses(b)), real(command)))
-    heard(b, update_of, *DEVICES)
+    hear(b, update_of, *DEVICES)
     b.service.tick()
     assert at_merge == [[["accepted"], ["accepted"], ["accepted"]]]
     assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
@@ -101,7 +101,7 @@ def test_a_phase_that_the_disk_refuses_is_done_again_when_unfinished_uploads_are
     monkeypatch.setattr(commands, "merge", merge)
     reception = b.service._run.contributions.reception
     monkeypatch.setattr(reception, "make_room", lambda: removals.append(10) or 10)
-    heard(b, update_of, *DEVICES)
+    hear(b, update_of, *DEVICES)
     b.service.tick()
     assert ([command.round for command in attempts], removals) == ([1, 1], [10])
     assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
@@ -119,13 +119,13 @@ def test_a_commit_that_the_disk_refuses_loses_nothing_and_counts_nothing(
     before = b.service.state
     with monkeypatch.context() as patch:
         patch.setattr(Database, "commit", full)
-        heard(b, update_of, *DEVICES[:together])
+        hear(b, update_of, *DEVICES[:together])
         b.service.tick()
     assert b.service.state.contributions == 0
     assert (b.service.state.waiting, b.service.state.answered) == (before.waiting, before.answered)
     assert statuses(b) == [[], [], []]
     assert not b.heard(Contributed)
-    heard(b, update_of, *DEVICES)
+    hear(b, update_of, *DEVICES)
     b.service.tick()
     assert statuses(b) == [["accepted"]] * 3
     assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
@@ -135,16 +135,16 @@ def test_what_cannot_be_kept_takes_its_group_along_and_nothing_of_it_is_written_
     crowd, update_of, monkeypatch
 ):
     b = crowd(min_contributions=3)
-    heard(b, update_of, "pi-01")
+    hear(b, update_of, "pi-01")
     with monkeypatch.context() as patch:
         patch.setattr(type(b.service._run.contributions.statements), "why", lambda *_: 1 / 0)
-        heard(b, update_of, "pi-02")
-    heard(b, update_of, "pi-03")
+        hear(b, update_of, "pi-02")
+    hear(b, update_of, "pi-03")
     b.service.tick()
     assert statuses(b) == [[], [], ["accepted"]]
     assert b.service.state.contributions == 1
     assert b.service._run.contributions.reception._in_hand == {}
-    assert kept(b) == ["pi-03"]
+    assert stored_devices(b) == ["pi-03"]
 
 
 def test_a_kill_as_a_round_closes_leaves_no_content_behind(crowd, update_of, monkeypatch):
@@ -152,13 +152,13 @@ def test_a_kill_as_a_round_closes_leaves_no_content_behind(crowd, update_of, mon
     with monkeypatch.context() as patch:
         patch.setattr(Contributions, "prune", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            heard(b, update_of, *DEVICES)
+            hear(b, update_of, *DEVICES)
             b.service.tick()
     b.service.close()
-    found = Database(b.folder)
-    assert found.rows("SELECT phase FROM rounds WHERE round = 1")[0][0] == "closed"
-    assert found.rows("SELECT count(*), count(body) FROM contributions")[0][:] == (3, 0)
-    found.close()
+    database = Database(b.folder)
+    assert database.rows("SELECT phase FROM rounds WHERE round = 1")[0][0] == "closed"
+    assert database.rows("SELECT count(*), count(body) FROM contributions")[0][:] == (3, 0)
+    database.close()
 
 
 def test_a_second_copy_is_a_duplicate_only_of_what_is_on_the_disk(crowd, update_of, monkeypatch):
@@ -169,13 +169,13 @@ def test_a_second_copy_is_a_duplicate_only_of_what_is_on_the_disk(crowd, update_
 
     with monkeypatch.context() as patch:
         patch.setattr(Database, "commit", full)
-        heard(b, update_of, "pi-01")
-        heard(b, update_of, "pi-01")
+        hear(b, update_of, "pi-01")
+        hear(b, update_of, "pi-01")
         assert statuses(b)[0] == []
         b.service.tick()
         assert statuses(b)[0] == []
-    heard(b, update_of, "pi-01")
-    heard(b, update_of, "pi-01")
+    hear(b, update_of, "pi-01")
+    hear(b, update_of, "pi-01")
     b.service.tick()
     assert statuses(b)[0] == ["accepted", "duplicate"]
 
@@ -190,12 +190,12 @@ def test_a_receipt_that_cannot_be_sent_keeps_no_other_from_its_device(crowd, upd
         return publish(topic, payload, retain)
 
     monkeypatch.setattr(b.link, "publish", failing)
-    heard(b, update_of, *DEVICES)
+    hear(b, update_of, *DEVICES)
     b.wait(0.1)
     assert statuses(b) == [[], ["accepted"], ["accepted"]]
     assert "a report after a commit failed: ValueError: no such topic" in caplog.text
     assert b.service._run.contributions.reception._in_hand == {}
     monkeypatch.undo()
-    heard(b, update_of, DEVICES[0])
+    hear(b, update_of, DEVICES[0])
     b.wait(0.1)
     assert statuses(b)[0] == ["duplicate"]

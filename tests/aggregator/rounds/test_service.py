@@ -128,10 +128,10 @@ def test_a_pull_goes_on_after_a_restart_with_what_had_arrived(bench, make_task, 
     b.raw(topics.up("pi-01", topics.block(message.blob.sha, 0)), b.blobs.read_block(message.blob, 0))
     b = b.restart()
     b.say("pi-01", "contribution", message)
-    asked = [messages.decode(p, Get) for t, p in b.link.sent if t == topics.down("pi-01", "get")]
+    gets = [messages.decode(p, Get) for t, p in b.link.sent if t == topics.down("pi-01", "get")]
     count = block_count(message.blob)
-    assert asked[0].blocks == tuple(range(1, count))
-    for index in asked[0].blocks:
+    assert gets[0].blocks == tuple(range(1, count))
+    for index in gets[0].blocks:
         b.raw(
             topics.up("pi-01", topics.block(message.blob.sha, index)), b.blobs.read_block(message.blob, index)
         )
@@ -198,11 +198,11 @@ def test_a_blob_that_is_not_what_it_is_named_is_refused(bench, make_task, update
     b.join("pi-01", "pi-02")
     message = b.contribution("full", update_of("full"))
     b.say("pi-01", "contribution", message)
-    seen = 0
+    count = 0
     for _ in range(5):
-        asked = [p for t, p in b.link.sent[seen:] if t == topics.down("pi-01", "get")]
-        seen = len(b.link.sent)
-        for payload in asked:
+        gets = [p for t, p in b.link.sent[count:] if t == topics.down("pi-01", "get")]
+        count = len(b.link.sent)
+        for payload in gets:
             for index in messages.decode(payload, Get).blocks:
                 data = bytes(len(b.blobs.read_block(message.blob, index)))
                 b.raw(topics.up("pi-01", topics.block(message.blob.sha, index)), data)
@@ -263,8 +263,8 @@ def test_a_device_has_one_voice_in_a_merge_however_many_updates_it_sends(
     for device in ("liar", "a"):
         b.contribute(device, b.contribution("few-shot", update_of("few-shot", 9), 3))
     b.wait(10.0)
-    made = b.store.contributions.records(3)
-    assert [(record.device, record.kind) for record in made] == [("a", "few-shot"), ("liar", "few-shot")]
+    records = b.store.contributions.records(3)
+    assert [(record.device, record.kind) for record in records] == [("a", "few-shot"), ("liar", "few-shot")]
     again = b.contribute("liar", statistics)
     assert [receipt.status for receipt in again] == ["duplicate"]
     assert not list(b.store.contributions.of_round(4))
@@ -290,11 +290,11 @@ def test_a_run_to_which_no_device_contributes_ends_with_the_devices_reasons(benc
         b.sit_out("pi-02", 1)
         b.wait(10.0)
     assert b.service.finished
-    said = b.service._run.commands.gave_up
-    assert said.startswith(
+    text = b.service._run.commands.gave_up
+    assert text.startswith(
         "round 1 is abandoned: 2 deadlines in a row, the last of 10 s, brought no contribution"
     )
-    assert "; 2 sit out: pi-01 (nothing fits), pi-02 (nothing fits). " in said
+    assert "; 2 sit out: pi-01 (nothing fits), pi-02 (nothing fits). " in text
 
 
 def test_deadlines_in_vain_are_counted_over_crashes_and_anew_by_a_run_that_ended_so(bench, make_task):
@@ -303,7 +303,7 @@ def test_deadlines_in_vain_are_counted_over_crashes_and_anew_by_a_run_that_ended
         b.join("pi-01")
         b.sit_out("pi-01", 1)
         b.wait(10.0)
-        assert [one.left for one in b.heard(RoundExtended)] == [left]
+        assert [event.left for event in b.heard(RoundExtended)] == [left]
         b = b.restart()
     b.join("pi-01")
     b.sit_out("pi-01", 1)
@@ -318,9 +318,9 @@ def test_of_a_plan_with_reasons_without_end_some_are_kept_and_told(bench, make_t
     b.join("pi-01")
     plan = {"seconds": 1.0, "memory_bytes": 1, "energy_j": 1.0, "reasons": ("a", "b" * 999, *[""] * 100_000)}
     b.say("pi-01", "plan", Plan(task=b.task.name, round=1, kind="k" * 999, **plan))
-    (told,) = b.heard(PlanReported)
-    assert told.reasons[:2] == ("a", "b" * (LIMIT - 3) + "...")
-    assert (len(told.reasons), len(told.kind)) == (MOST_REASONS, LIMIT)
+    (report,) = b.heard(PlanReported)
+    assert report.reasons[:2] == ("a", "b" * (LIMIT - 3) + "...")
+    assert (len(report.reasons), len(report.kind)) == (MOST_REASONS, LIMIT)
     b.say(
         "pi-01",
         "plan",
@@ -506,7 +506,7 @@ def test_presence_of_devices_that_are_gone_is_cleared_from_the_broker(bench, mak
     assert topics.up("pi-01", "state") not in b.link.retained
     b.say("pi-01", "state", State(boot=5, online=False, leaving=True))
     assert b.link.retained[topics.up("pi-01", "state")] == b""
-    assert [seen.online for seen in b.heard(DeviceSeen)][-1] is False
+    assert [event.online for event in b.heard(DeviceSeen)][-1] is False
 
 
 def test_what_cannot_be_kept_is_not_acknowledged(bench, make_task, update_of, monkeypatch):
@@ -595,7 +595,7 @@ def test_a_disk_that_uploads_filled_merges_what_was_accepted(bench, make_task, u
             assert b.contribute(device, message)[0].status == "accepted"
         b.wait(10.0)
     [closed] = b.heard(RoundClosed)
-    assert [one.device for one in closed.contributions] == ["pi-01", "pi-02"]
+    assert [record.device for record in closed.contributions] == ["pi-01", "pi-02"]
 
 
 def test_uploads_are_put_off_where_the_disk_would_lack_room_to_merge(
@@ -625,8 +625,8 @@ def test_a_nearly_full_disk_is_said_and_no_device_is_blamed(bench, make_task, up
     assert exit_code(raised.value) == Exit.FOLDER
     assert "free some space" in str(raised.value).lower()
     assert b.service._run.commands.gave_up == ""
-    said = [one.getMessage() for one in caplog.records if "takes no contributions" in one.getMessage()]
-    assert len(said) == 1  # for the whole time
+    texts = [entry.getMessage() for entry in caplog.records if "takes no contributions" in entry.getMessage()]
+    assert len(texts) == 1  # for the whole time
     b = b.restart()
     b.join("pi-01", "pi-02")
     assert b.contribute("pi-01", message)[0].status == "accepted"
@@ -685,17 +685,17 @@ def test_a_restart_removes_contents_that_nobody_has_sent_for_long_and_keeps_what
 ):
     b = bench(make_task("full"))
     b.join("pi-01", "pi-02")
-    kept = b.contribution("full", update_of("full"))
-    assert b.contribute("pi-01", kept)[0].status == "accepted"
+    message = b.contribution("full", update_of("full"))
+    assert b.contribute("pi-01", message)[0].status == "accepted"
     b.say("pi-02", "contribution", b.contribution("full", update_of("full", 1)))
     orphan = b.store.updates.put(b"a crash came before its commit")
     [partial] = (b.store.updates.folder / "partial").iterdir()
-    for path in (partial, b.store.updates.path(orphan.sha), b.store.updates.path(kept.blob.sha)):
+    for path in (partial, b.store.updates.path(orphan.sha), b.store.updates.path(message.blob.sha)):
         os.utime(path, (1000, 1000))
     b = b.restart()
     assert not partial.exists()
     assert not b.store.updates.has(orphan)
-    assert b.store.updates.has(kept.blob)
+    assert b.store.updates.has(message.blob)
 
 
 def test_devices_that_fall_silent_in_an_upload_do_not_hold_up_the_others(bench, make_task, update_of):
@@ -724,7 +724,7 @@ def test_only_presence_is_believed_when_it_is_retained(bench, make_task, update_
     topic = topics.up("ghost", topics.block(bytes(32), 7))
     b.raw(topic, bytes(65536), retain=True)
     cleared = [
-        one for one in b.link.retained if one.startswith("fl/v1/d/ghost/") and not b.link.retained[one]
+        name for name in b.link.retained if name.startswith("fl/v1/d/ghost/") and not b.link.retained[name]
     ]
     assert cleared == [topics.up("ghost", "hello"), topics.up("ghost", "contribution"), topic]
 
@@ -738,10 +738,10 @@ def test_models_are_kept_while_they_are_offered_or_still_fetched_and_no_longer(b
         assert all(b.store.models.has(part) for part in (*before, *b.offer.base.checkpoint))
         assert b.store.models.has(b.offer.bundle)
         assert b.store.models.has(b.store.rounds.made(number).served)
-    kept = [path for path in b.store.models.folder.iterdir() if path.is_file()]
+    files = [path for path in b.store.models.folder.iterdir() if path.is_file()]
     parts = len(b.offer.base.checkpoint)
     # the bundle, the served model; its weights, the last base, the open one; lengths with the last two
-    assert len(kept) == 2 + 3 * parts + 2
+    assert len(files) == 2 + 3 * parts + 2
     b = b.restart()
     b.join("pi-01")
     assert b.contribute("pi-01", b.contribution("full", update_of("full"), 6))[0].status == "accepted"

@@ -52,8 +52,8 @@ def house(make_task):
     """Two tasks that are served in a thread of their own, as one process does."""
     services = {name: Scripted(name) for name in ("digits", "speech")}
     threads = [TaskThread(make_task("few-shot", name=name), threading.Event()) for name in services]
-    for one in threads:
-        one.open(lambda one=one: services[one.task.name])
+    for each in threads:
+        each.open(lambda thread_=each: services[thread_.task.name])
     inbox, wire = task_thread.inbox_of(threads), Wire()
     thread = threading.Thread(target=task_thread.serve, args=(threads, inbox, wire.publish))
     thread.start()
@@ -64,9 +64,9 @@ def house(make_task):
     assert not thread.is_alive()
 
 
-def ended(one):
-    one._thread.join(120)
-    assert not one.running
+def ended(thread):
+    thread._thread.join(120)
+    assert not thread.running
 
 
 def test_that_a_task_has_ended_is_said_at_once_and_again_to_a_broker_that_may_have_forgotten_it(house):

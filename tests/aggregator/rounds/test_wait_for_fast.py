@@ -56,7 +56,7 @@ def came(device, now, number=1, kind="full", samples=1, form=""):
     return Validated(now, ContributionId(device, number, kind, 1, 1, samples, form))
 
 
-def worked(now):
+def end_of_work(now):
     return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
@@ -120,11 +120,11 @@ def test_two_rounds_wait_for_all_and_the_third_for_the_fast():
         RoundsState(RULES), *online("a", "b", "c"), *(came(device, 3.0) for device in "abc")
     )
     assert DoPhase("merge", 1) in commands
-    state, _ = play(state, *worked(0.0), came("a", 30.0, 2), came("b", 30.0, 2), TimePassed(129.0))
+    state, _ = play(state, *end_of_work(0.0), came("a", 30.0, 2), came("b", 30.0, 2), TimePassed(129.0))
     assert (state.phase, state.fast_s) == ("collect", inf)
     state, commands = play(state, came("c", 130.0, 2))
     assert DoPhase("merge", 2, tuple(sorted(classes(30, 30, 130).items()))) in commands
-    state, _ = play(state, *worked(130.0))
+    state, _ = play(state, *end_of_work(130.0))
     assert 30.0 <= state.fast_s - 130.0 <= 31.5
     state, commands = play(state, came("a", 155.0, 3), TimePassed(161.6))
     assert commands[-1].early == "closed at 31.6 s, when the fast were done; 2 at work"
@@ -134,9 +134,9 @@ def test_two_rounds_wait_for_all_and_the_third_for_the_fast():
 def test_of_a_cohort_enough_rounds_are_learnt_from_first():
     """Round 1 teaches nothing, 2 to 6 do: two devices with few samples would say that all are done in 3 s."""
     rules = replace(RULES, devices_per_round=2)
-    paces = [(classes(3, 3),) * known for known in range(WINDOW + 1)]
+    paces = [(classes(3, 3),) * count for count in range(WINDOW + 1)]
     ready = HashTrieSet("abc")
-    states = [RoundsState(rules, paces=known, ready=ready) for known in paces]
+    states = [RoundsState(rules, paces=pace, ready=ready) for pace in paces]
     assert [state.closing_s(7) < inf for state in states] == [False] * WINDOW + [True]
     assert replace(states[1], ready=HashTrieSet("ab")).closing_s(7) < inf, "all of them are asked"
 
@@ -167,7 +167,7 @@ def test_where_all_are_done_before_it_closes_at_once_and_nothing_is_said():
 
 
 def test_what_comes_later_counts_in_the_open_round():
-    state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), TimePassed(40.0), *worked(40.0))
+    state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), TimePassed(40.0), *end_of_work(40.0))
     late = came("d", 85.0, 2).update
     state, commands = play(state, Announced(85.0, late), Validated(85.0, late))
     reason = "round 2 is closed, counted in round 3 unless a newer one comes"
@@ -180,7 +180,7 @@ def test_what_comes_later_counts_in_the_open_round():
 
 def test_a_device_needed_the_time_since_it_sent_its_last_update():
     """d goes from round 2's update, at 85 s, to round 3's, which opened at 40 s."""
-    state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), TimePassed(40.0), *worked(40.0))
+    state, _ = play(learnt(30, 30, 30, 140), came("a", 25.0, 2), TimePassed(40.0), *end_of_work(40.0))
     state, _ = play(state, came("d", 60.0, 2))
     assert needs(state, "d") == class_of(60)
     state, _ = play(state, came("d", 69.0, 3))
@@ -192,15 +192,17 @@ def test_an_update_that_is_too_late_to_count_says_how_long_it_took_all_the_same(
     state, _ = play(learnt(30, 30, rules=replace(RULES, rounds=99)), came("a", 25.0, 2), TimePassed(40.0))
     for number in range(3, 7):
         now = 40.0 * (number - 2)
-        state, _ = play(state, *worked(now), came("a", now + 25, number), TimePassed(now + 40))
-    state, _ = play(state, *worked(200.0))
+        state, _ = play(state, *end_of_work(now), came("a", now + 25, number), TimePassed(now + 40))
+    state, _ = play(state, *end_of_work(200.0))
     state, commands = play(replace(state, rules=replace(state.rules, max_staleness=4)), came("b", 210.0, 2))
     assert commands[0].status == "late"
     assert needs(state, "b") == class_of(210)
 
 
 def test_each_device_that_is_there_counts_once_however_many_updates_it_sends():
-    state, _ = play(learnt(30, 30, 30), came("a", 5.0, 2), came("b", 6.0, 2), TimePassed(40.0), *worked(40.0))
+    state, _ = play(
+        learnt(30, 30, 30), came("a", 5.0, 2), came("b", 6.0, 2), TimePassed(40.0), *end_of_work(40.0)
+    )
     state, _ = play(state, came("a", 48.0, 3))
     assert teaches(state, 80.0) == classes(8, 6)
     state, _ = play(state, DevicePresent(49.0, "b", 1, False))
@@ -218,7 +220,7 @@ def test_the_fast_are_those_with_the_richest_kind():
     )
     state, commands = play(opened, *updates)
     assert commands[-1].durations == tuple(classes(30).items())
-    state, _ = play(state, *worked(30.0))
+    state, _ = play(state, *end_of_work(30.0))
     assert 30.0 <= state.fast_s - 30.0 <= 31.5
     state, commands = play(opened, *updates[:2], DevicePresent(5.0, "c", 1, False))
     assert commands[-1].durations == tuple(sorted(classes(4, 4.5).items())), "the richest that is there"
@@ -248,7 +250,7 @@ def test_a_round_does_not_close_when_those_with_few_samples_are_done():
         (class_of(10), 3),
         (class_of(30), 39),
     )
-    state, _ = play(state, *worked(30.0))
+    state, _ = play(state, *end_of_work(30.0))
     assert 30.0 <= state.fast_s - 30.0 <= 31.5
 
 
@@ -268,7 +270,7 @@ def test_a_device_that_is_new_or_restarted_is_asked_when_it_comes():
 def test_of_a_cohort_who_is_at_work_on_an_earlier_round_is_waited_for_until_the_fast_are_done():
     rules = replace(RULES, devices_per_round=2)
     state, _ = play(RoundsState(rules, paces=(classes(30, 30, 140),) * WINDOW), *online("a", "b", "c"))
-    state, _ = play(state, Invited(0.0, 1, ("a", "c")), came("a", 25.0), TimePassed(40.0), *worked(40.0))
+    state, _ = play(state, Invited(0.0, 1, ("a", "c")), came("a", 25.0), TimePassed(40.0), *end_of_work(40.0))
     assert set(state.behind) == {"c"}
     state, _ = play(state, Invited(40.0, 2, ("a", "b")), came("a", 41.0, 2), came("b", 42.0, 2))
     assert state.phase == "collect"
@@ -359,7 +361,7 @@ class Fleet:
     def __init__(self, rules, names, needs):
         self.now, self.needs, self.closings, self.late = 0.0, needs, [], Counter()
         self.state, self.agenda, self.count = RoundsState(rules), [], 0
-        self.at_work, self.asked = {}, dict.fromkeys(names, 0)
+        self.at_work, self.cohort = {}, dict.fromkeys(names, 0)
         for name in names:
             self.feed(DevicePresent(0.0, name, 1, True))
 
@@ -373,10 +375,10 @@ class Fleet:
             if isinstance(command, Announce):
                 self.at(self.state.closes_s, lambda: self.feed(TimePassed(self.now)))
                 self.at(min(self.state.fast_s, 1e9), lambda: self.feed(TimePassed(self.now)))
-                for name in self.asked if self.state.rules.devices_per_round is None else ():
+                for name in self.cohort if self.state.rules.devices_per_round is None else ():
                     self.begin(name)
             elif isinstance(command, Invite):
-                free = [name for name in sorted(self.asked) if name not in self.at_work]
+                free = [name for name in sorted(self.cohort) if name not in self.at_work]
                 free = [name for name in free if self.state.asked.get(name) != command.round]
                 rng = np.random.default_rng([7, command.round, self.count])
                 chosen = tuple(rng.permutation(free)[: command.count].tolist())
@@ -392,8 +394,8 @@ class Fleet:
 
     def begin(self, name):
         number = self.state.round
-        if name not in self.at_work and self.asked[name] < number and self.state.phase == "collect":
-            self.at_work[name] = self.asked[name] = number
+        if name not in self.at_work and self.cohort[name] < number and self.state.phase == "collect":
+            self.at_work[name] = self.cohort[name] = number
             seconds = self.needs(name)
             if seconds is None:
                 del self.at_work[name]
@@ -462,7 +464,7 @@ def test_a_fleet_of_whom_most_are_slow_is_not_rushed():
 
 def sends(b, device, number, boot=1):
     """An update of that round arrives now."""
-    [receipt] = b.contribute(device, b.contribution("few-shot", b.made, number, boot=boot, seq=number))
+    [receipt] = b.contribute(device, b.contribution("few-shot", b.update, number, boot=boot, seq=number))
     return receipt
 
 
@@ -471,7 +473,7 @@ def fast(bench, make_task, update_of):
     """Four devices on a service; in round 2 a, b and c needed 6 s, d 40 s. Round 3 is open."""
     kind = KindSettings(name="few-shot", settings={"join_base": True})
     b = bench(make_task(kind, rounds=6, round_deadline_s=50.0, wait_for="fast", min_devices=4))
-    b.made = update_of("few-shot")
+    b.update = update_of("few-shot")
     b.join("a", "b", "c", "d")
     for number in (1, 2):
         b.wait(6)
@@ -495,7 +497,11 @@ def test_on_the_service_a_round_says_when_it_closed_and_why_and_devices_have_the
     b.wait(0.2)
     assert b.offer.round == 4
     closed = b.heard(RoundClosed)
-    assert [one.note for one in closed] == ["", "", "closed at 10.1 s, when the fast were done; 1 at work"]
+    assert [record.note for record in closed] == [
+        "",
+        "",
+        "closed at 10.1 s, when the fast were done; 1 at work",
+    ]
     assert (closed[2].record.deadline_s, closed[2].record.participants) == (50.0, 3)
     b.wait(20)
     assert sends(b, "d", 3).reason == "round 3 is closed, counted in round 4 unless a newer one comes"
@@ -510,15 +516,15 @@ def test_on_the_service_a_late_update_weighs_as_many_times_as_the_rounds_that_it
         sends(b, "a", number)
         b.wait(11)
     base, earlier = b.weights(b.store.rounds.start(5).base), b.weights(b.store.rounds.start(3).base)
-    late, mine = update_of("few-shot", 5), update_of("few-shot", 6)
+    late, newer = update_of("few-shot", 5), update_of("few-shot", 6)
     b.contribute("d", b.contribution("few-shot", late, 3, seq=11))
-    b.contribute("a", b.contribution("few-shot", mine, 5, seq=12))
+    b.contribute("a", b.contribution("few-shot", newer, 5, seq=12))
     b.wait(11)
-    made = b.weights(b.store.rounds.start(6).base)
-    for name in mine[0]:
+    weights = b.weights(b.store.rounds.start(6).base)
+    for name in newer[0]:
         forward = base[name] + late[0][name] - earlier[name]
-        weighed = (3 * late[1] * forward + mine[1] * mine[0][name]) / (3 * late[1] + mine[1])
-        np.testing.assert_allclose(made[name], weighed, rtol=1e-4, atol=1e-6)
+        weighed = (3 * late[1] * forward + newer[1] * newer[0][name]) / (3 * late[1] + newer[1])
+        np.testing.assert_allclose(weights[name], weighed, rtol=1e-4, atol=1e-6)
 
 
 def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
@@ -531,7 +537,7 @@ def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
     b.restart()
     assert [dict(durations) for durations in b.service.state.paces] == learnt
     assert b.service.state.fast_s == pytest.approx(b.now + 10.0)
-    assert [one.note for one in b.store.rounds.closed()] == ["", "", note]
+    assert [record.note for record in b.store.rounds.closed()] == ["", "", note]
     b.join("a", "b", "c", "d", boot=2)
     sends(b, "a", 4, boot=2)
     b.wait(11)

@@ -47,8 +47,8 @@ def enrolment(tmp_path):
 @pytest.fixture
 def served(bench, make_task, enrolment):
     """A round that is open to the enrolled devices a and b, who have said hello."""
-    known = Enrolled(BrokerFolder(enrolment))
-    b = bench(make_task(KIND, rounds=9), agree=AGGREGATOR.agree, devices=known)
+    enrolled = Enrolled(BrokerFolder(enrolment))
+    b = bench(make_task(KIND, rounds=9), agree=AGGREGATOR.agree, devices=enrolled)
     b.trusts = {name: Trust(AGGREGATOR.public, signs=True) for name in "ab"}
     for name in "ab":
         b.say(name, "state", messages.State(boot=1, online=True))
@@ -123,8 +123,8 @@ def test_a_forged_hello_puts_no_key_of_the_broker_in_place_of_the_device_s(serve
     sent = len(b.link.sent)
     for name in "ab":
         signed(b, name, "contribution", b.contribution(KIND, scalars(2), 2))
-    told = dict(b.link.sent[sent:])[topics.down("a", "n")]
-    assert b.trusts["a"].next(topics.down("a", "n"), b.service.run_id, told).round == 3
+    message = dict(b.link.sent[sent:])[topics.down("a", "n")]
+    assert b.trusts["a"].next(topics.down("a", "n"), b.service.run_id, message).round == 3
 
 
 def test_contributions_in_few_bytes_count_with_the_word_of_the_device_alone(served, caplog):

@@ -22,13 +22,13 @@ PATIENCE_S = 120.0
 def serving(tmp_path, systemd):
     """`serve` as the unit starts it, on a broker of its own: (process, run folder)."""
     run = tmp_path / "run"
-    wanted = {"NOTIFY_SOCKET": str(systemd.path), "WATCHDOG_USEC": str(int(4 * BEAT_S * 1e6))}
+    variables = {"NOTIFY_SOCKET": str(systemd.path), "WATCHDOG_USEC": str(int(4 * BEAT_S * 1e6))}
     with (tmp_path / "log").open("wb") as out:
         process = subprocess.Popen(
             [COMMAND, "serve", "--bundle", "digits-wrn-10-1", "--run-dir", run],
             stdout=out,
             stderr=out,
-            env={**os.environ, **wanted},
+            env={**os.environ, **variables},
         )
     yield process, run
     if process.poll() is None:

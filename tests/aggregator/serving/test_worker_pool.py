@@ -107,20 +107,20 @@ def test_what_a_worker_has_looked_at_has_the_same_receipts_as_what_it_has_not(lo
     for alone in (True, False):
         b = looked_at(*kinds, alone=alone, min_contributions=99)
         answers[alone] = [
-            (what, one.status, one.reason.replace(b.service.run_id, "RUN"))
+            (what, receipt.status, receipt.reason.replace(b.service.run_id, "RUN"))
             for what, message in strange(b, update_of)
-            for one in b.contribute("sound" if what == "again" else what, message)
+            for receipt in b.contribute("sound" if what == "again" else what, message)
         ]
     assert answers[False] == answers[True]
-    found = {what: look.refusal for (what, *_), look in zip(answers[False], b.looks, strict=True)}
+    refusals = {what: look.refusal for (what, *_), look in zip(answers[False], b.looks, strict=True)}
     statuses = Counter(status for _, status, _ in answers[True])
     assert statuses == {
         "accepted": 2 + (not kinds[0].max_norm),
         "duplicate": 1,
         "refused": 10 - (not kinds[0].max_norm),
     }
-    assert found["sound"] == ""
-    assert {what for what, refusal in found.items() if refusal is None} == (
+    assert refusals["sound"] == ""
+    assert {what for what, refusal in refusals.items() if refusal is None} == (
         {"run", "never", "blob"} | ({"future"} if kinds[0].max_norm else set())
     )
 
@@ -238,10 +238,10 @@ def test_what_a_worker_has_looked_at_does_not_wait_for_a_message_that_is_worth_l
 
     working = threading.Thread(target=work, daemon=True)
     working.start()
-    with os.fdopen(reading, "rb", buffering=0) as said:
-        assert read_message(said, MessageOfWorker) == WorkerReady()
-        assert select.select([said], [], [], 60)[0]
-        assert read_message(said, MessageOfWorker) == CheckedContribution(good.topic, good.payload, None)
+    with os.fdopen(reading, "rb", buffering=0) as reports:
+        assert read_message(reports, MessageOfWorker) == WorkerReady()
+        assert select.select([reports], [], [], 60)[0]
+        assert read_message(reports, MessageOfWorker) == CheckedContribution(good.topic, good.payload, None)
     inboxes[0].put(good)  # nobody hears of it any more
     working.join(120)
     assert not working.is_alive()
@@ -336,9 +336,9 @@ def test_a_worker_that_cannot_reach_the_database_ends_the_service_as_the_databas
     finally:
         postgres.sql("ALTER ROLE locked CONNECTION LIMIT -1")
         postgres.sql("DROP OWNED BY locked CASCADE", "fl")
-    said = capfd.readouterr().err
+    error = capfd.readouterr().err
     assert ended == Exit.DATABASE
-    assert "worker 1 cannot work: " in said and 'too many connections for role "locked"' in said
+    assert "worker 1 cannot work: " in error and 'too many connections for role "locked"' in error
 
 
 @pytest.mark.slow
@@ -368,19 +368,21 @@ def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
 
     first = serve(*options)
     try:
-        for wanted in (8, 24):
-            assert eventually(lambda least=wanted: receipts() >= least, 120)
+        for count in (8, 24):
+            assert eventually(lambda least=count: receipts() >= least, 120)
             victim = alive(first)[0]
             victim.send_signal(signal.SIGKILL)
-            assert eventually(lambda dead=victim.pid: dead not in {one.pid for one in alive(first)}, 300)
+            assert eventually(
+                lambda dead=victim.pid: dead not in {process.pid for process in alive(first)}, 300
+            )
         assert eventually(lambda: len(alive(first)) == 2 and receipts() >= 32, 120)
         orphans = alive(first)
     finally:
         first.kill()
         first.wait()
-        said = first.stdout.read()
+        log = first.stdout.read()
         first.stdout.close()
-    assert said.count("has ended (status -9); starting another") == 2
+    assert log.count("has ended (status -9); starting another") == 2
     assert eventually(lambda: not alive(orphans), 300)
     last = serve(*options)
     output, _ = last.communicate(timeout=300)
@@ -388,14 +390,14 @@ def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
     assert eventually(lambda: all(device.done for device in devices))
 
     with closing(Store(folder)) as store:
-        kept = [one for n in range(1, rounds + 1) for one in store.contributions.of_round(n)]
+        contributions = [entry for n in range(1, rounds + 1) for entry in store.contributions.of_round(n)]
         closed = store.rounds.closed()
-    stored = Counter((one.round, one.device, one.kind) for one in kept)
+    stored = Counter((entry.round, entry.device, entry.kind) for entry in contributions)
     assert stored == {(n, f"pi-{kind}", kind): 1 for n in range(1, rounds + 1) for kind in KINDS}
     assert {record.record.participants for record in closed} == {4}
-    told = [(one, device) for device in devices for one in device.receipts]
-    assert {one.status for one, _ in told} <= {"accepted", "duplicate"}
-    assert {(one.round, device.device) for one, device in told} <= {key[:2] for key in stored}
+    receipts_ = [(receipt, device) for device in devices for receipt in device.receipts]
+    assert {receipt.status for receipt, _ in receipts_} <= {"accepted", "duplicate"}
+    assert {(receipt.round, device.device) for receipt, device in receipts_} <= {key[:2] for key in stored}
 
 
 @pytest.mark.slow
@@ -412,7 +414,7 @@ def test_each_contribution_goes_to_one_worker_and_rubbish_stops_none(
         b.database,
         LogSection(),
     )
-    inbox, heard = queue.SimpleQueue(), []
+    inbox, events = queue.SimpleQueue(), []
     link = Link(BrokerUrl.parse(url_of("pi-liar")), "liar", queue.SimpleQueue(), LinkOptions())
     link.connect()
     topic = topics.up("pi-liar", "contribution")
@@ -424,11 +426,11 @@ def test_each_contribution_goes_to_one_worker_and_rubbish_stops_none(
         def all_heard():
             with suppress(queue.Empty):
                 while True:
-                    heard.append(inbox.get_nowait())
-            return len(heard) >= 60
+                    events.append(inbox.get_nowait())
+            return len(events) >= 60
 
         assert eventually(all_heard, 300)
     link.close()
-    assert len(heard) == 60
-    assert Counter(one.refusal for one in heard) == {None: 40, "": 20}
-    assert {one.topic for one in heard} == {topic}
+    assert len(events) == 60
+    assert Counter(event.refusal for event in events) == {None: 40, "": 20}
+    assert {event.topic for event in events} == {topic}

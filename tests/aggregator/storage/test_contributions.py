@@ -37,7 +37,7 @@ def test_those_of_a_round_come_in_order_however_many_there_are(store, monkeypatc
         store.contributions.keep(stored(device, kind="b" if device < "pi-03" else "a"), DeviceTraffic(1, 2))
     store.contributions.keep(stored("another", 2), DeviceTraffic(1, 2))
     store.contributions.settle()
-    read = [(one.kind, one.device, one.body) for one in store.contributions.of_round(1)]
+    read = [(entry.kind, entry.device, entry.body) for entry in store.contributions.of_round(1)]
     assert read == [("a", device, b"body") for device in devices[3:]] + [
         ("b", device, b"body") for device in devices[:3]
     ]
@@ -51,32 +51,32 @@ def test_a_restart_reads_all_records_with_few_queries(store, monkeypatch):
             store.contributions.keep(stored(f"pi-{device:02d}", number), DeviceTraffic(number, device))
         store.contributions.settle()
         store.rounds.close(record(number))
-    asked, rows = Counter(), store._db.rows
+    counts, rows = Counter(), store._db.rows
 
     def counted(sql, *values):
-        asked["queries"] += 1
+        counts["queries"] += 1
         return rows(sql, *values)
 
     monkeypatch.setattr(store._db, "rows", counted)
     closed = store.rounds.closed()
-    assert asked["queries"] <= 3
-    assert [one.record.round for one in closed] == [1, 2, 3, 4, 5]
-    moved = [[each.bytes_down for each in one.contributions] for one in closed]
+    assert counts["queries"] <= 3
+    assert [entry.record.round for entry in closed] == [1, 2, 3, 4, 5]
+    moved = [[each.bytes_down for each in entry.contributions] for entry in closed]
     assert moved == [list(range(count))] * rounds
     assert {each.bytes_up for each in closed[3].contributions} == {4}
-    asked.clear()
+    counts.clear()
     assert len(list(store.contributions.of_round(3))) == count
-    assert asked["queries"] <= count // ROWS_AT_ONCE + 2
+    assert counts["queries"] <= count // ROWS_AT_ONCE + 2
     [alone] = store.rounds.closed(4)
     assert [each.device for each in alone.contributions] == [each.device for each in closed[3].contributions]
 
 
 def test_a_round_is_read_without_looking_at_all_others(tmp_path):
     store = Store(tmp_path / "run")
-    asked, rows = [], store._db.rows
+    plans, rows = [], store._db.rows
 
     def explained(sql, *values):
-        asked.append([row["detail"] for row in rows(f"EXPLAIN QUERY PLAN {sql}", *values)])
+        plans.append([row["detail"] for row in rows(f"EXPLAIN QUERY PLAN {sql}", *values)])
         return rows(sql, *values)
 
     store._db.rows = explained
@@ -89,8 +89,8 @@ def test_a_round_is_read_without_looking_at_all_others(tmp_path):
         store.rounds.closed(3)
     finally:
         store.close()
-    assert len(asked) == 7
-    assert not [step for plan in asked for step in plan if step.startswith("SCAN") and "rounds" not in step]
+    assert len(plans) == 7
+    assert not [step for plan in plans for step in plan if step.startswith("SCAN") and "rounds" not in step]
 
 
 def test_the_content_of_one_that_counts_stays_when_another_device_sent_the_same(store):

@@ -41,7 +41,7 @@ def here(*devices):
     return [DevicePresent(0.0, device, 1, True) for device in devices]
 
 
-def worked(now):
+def end_of_work(now):
     return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
@@ -51,7 +51,7 @@ def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
     state, commands = play(state, Give(100.0, 7.0, 1))
     assert commands == [Announce(1)]
     assert (state.round, state.closes_s) == (1, 107.0)
-    state, commands = play(state, Close(101.0), *worked(102.0), TimePassed(200.0))
+    state, commands = play(state, Close(101.0), *end_of_work(102.0), TimePassed(200.0))
     assert commands == [DoPhase("merge", 1), DoPhase("evaluate", 1), DoPhase("publish", 1)]
     assert (state.phase, state.round) == ("wait", 1)
     state, commands = play(state, Give(300.0, 5.0, 4))
@@ -82,7 +82,7 @@ def site(bench, make_task):
     return bench(make_task("full", "zeroth-order", rounds=9), given=True)
 
 
-def given(site, number, shift, **changes):
+def given_round(site, number, shift, **changes):
     """A round whose base is the bundle's weights and `shift`."""
     rounds = site.service.rounds
     weights = {n: v + np.asarray(shift, v.dtype) for n, v in site.weights(rounds.initial.start.base).items()}
@@ -94,7 +94,7 @@ def given(site, number, shift, **changes):
 def test_a_given_round_is_offered_and_merged_with_what_it_was_given(site, update_of):
     site.join("a")
     assert site.offer.round == 0
-    site.service.give(given(site, 1, 0.5))
+    site.service.give(given_round(site, 1, 0.5))
     offer = site.offer
     assert (offer.round, offer.seed, offer.deadline_s, offer.remaining_s) == (1, 77, 30.0, 30.0)
     scalars = update_of("zeroth-order")
@@ -102,7 +102,7 @@ def test_a_given_round_is_offered_and_merged_with_what_it_was_given(site, update
     site.wait(1.0)
     assert site.service.state.phase == "wait"
     assert [step.seed for step in site.store.step_history.last(2, 1)] == [77]
-    site.service.give(given(site, 2, 0.25, seed=78))
+    site.service.give(given_round(site, 2, 0.25, seed=78))
     weights, bundle = map(site.weights, (site.offer.base, site.service.rounds.initial.start.base))
     assert all(np.array_equal(weights[n], v + np.asarray(0.25, v.dtype)) for n, v in bundle.items())
     assert site.offer.seed == 78
@@ -110,7 +110,7 @@ def test_a_given_round_is_offered_and_merged_with_what_it_was_given(site, update
 
 def test_a_given_round_outlives_the_process(site, update_of):
     site.join("a", "b")
-    site.service.give(given(site, 1, 0.5))
+    site.service.give(given_round(site, 1, 0.5))
     base = site.offer.base
     site.contribute("a", site.contribution("full", update_of("full")))
     site.restart()
@@ -124,24 +124,24 @@ def test_a_given_round_outlives_the_process(site, update_of):
 
 
 def test_a_round_is_given_after_those_before_it_and_not_while_another_is_open(site):
-    site.service.give(given(site, 3, 0.5))
+    site.service.give(given_round(site, 3, 0.5))
     with pytest.raises(ValueError, match=r"round 4 cannot be given in round 3 \(collect\)"):
-        site.service.give(given(site, 4, 0.5))
+        site.service.give(given_round(site, 4, 0.5))
     site.service.close_round()
     for number in (2, 3):
         with pytest.raises(ValueError, match=rf"round {number} cannot be given in round 3 \(wait\)"):
-            site.service.give(given(site, number, 0.5))
+            site.service.give(given_round(site, number, 0.5))
 
 
 def test_rounds_that_were_not_given_take_no_contributions_and_harm_nobody(bench, make_task, update_of):
     site = bench(make_task("full", "zeroth-order", rounds=9, late="count", max_staleness=5), given=True)
     site.join("a", "b")
     for number in (2, 5):
-        site.service.give(given(site, number, 0.5 * number))
+        site.service.give(given_round(site, number, 0.5 * number))
         receipts = site.contribute("a", site.contribution("full", update_of("full"), number))
         assert receipts[0].status == "accepted"
         site.service.close_round()
-    site.service.give(given(site, 6, 0.5))
+    site.service.give(given_round(site, 6, 0.5))
     [refused] = site.contribute("b", site.contribution("full", update_of("full"), 4))
     assert (refused.status, refused.reason) == (
         "refused",
@@ -153,7 +153,7 @@ def test_rounds_that_were_not_given_take_no_contributions_and_harm_nobody(bench,
 
 
 def test_what_was_given_and_cannot_be_read_is_said_in_one_line(site):
-    site.service.give(given(site, 1, 0.5))
+    site.service.give(given_round(site, 1, 0.5))
     (site.folder / GIVEN_ROUND_FILE).write_bytes(b"rubbish")
     with pytest.raises(RunFolderError, match=r"cannot read .*outside\.msg"):
         site.restart()
@@ -162,7 +162,7 @@ def test_what_was_given_and_cannot_be_read_is_said_in_one_line(site):
 def test_a_site_does_not_go_back_by_itself(site, update_of, capsys):
     site.join("a")
     for number in (1, 2):
-        site.service.give(given(site, number, 0.5))
+        site.service.give(given_round(site, number, 0.5))
         site.contribute("a", site.contribution("full", update_of("full"), number))
         site.wait(1.0)
     before = (site.folder / SERVED).read_bytes()

@@ -54,11 +54,11 @@ def versions(b):
 
 def test_every_served_model_is_a_version_and_the_latest_is_served(bench, make_task, update_of):
     b = play(bench, make_task("few-shot", rounds=5), update_of, 3)
-    found = versions(b)
-    assert [version.round for version in found] == [1, 2, 3]
-    assert [version.served for version in found] == [False, False, True]
-    assert all(version.kept and version.published_s > 1.7e9 for version in found)
-    assert len({version.sha256 for version in found}) == 3
+    listing = versions(b)
+    assert [version.round for version in listing] == [1, 2, 3]
+    assert [version.served for version in listing] == [False, False, True]
+    assert all(version.kept and version.published_s > 1.7e9 for version in listing)
+    assert len({version.sha256 for version in listing}) == 3
     assert deployed(b) == of_round(b, 3)
 
 
@@ -82,14 +82,14 @@ def test_the_version_that_was_gone_back_to_outlives_the_retention(bench, make_ta
 
 def test_going_back_serves_the_model_at_once_and_is_the_next_base(bench, make_task, update_of):
     b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
-    made = bases.made_weights(b.store, 1, b.service.rounds.manifest)
+    weights = bases.made_weights(b.store, 1, b.service.rounds.manifest)
     b.service._run.go_back(1)
     assert deployed(b) == of_round(b, 1)
     assert [version.served for version in versions(b)] == [True, False, False]
     receipt = send(b, update_of, 4, "full")[0]  # of the round that was open: it is given up
     assert receipt.status == "accepted"
     for name, value in b.weights(b.offer.base).items():
-        np.testing.assert_array_equal(value, made[name])
+        np.testing.assert_array_equal(value, weights[name])
     assert b.offer.round == 5
     assert deployed(b) == of_round(b, 1) == of_round(b, 4)
     assert b.store.rounds.closed(4)[0].note == (
@@ -119,16 +119,16 @@ def test_what_comes_late_from_before_does_not_count_in_what_was_gone_back_to(ben
 
 def test_zeroth_order_steps_since_then_are_not_taken(bench, make_task, update_of):
     b = play(bench, make_task("zeroth-order", rounds=6), update_of, 3, "zeroth-order")
-    made = bases.made_weights(b.store, 2, b.service.rounds.manifest)
+    weights = bases.made_weights(b.store, 2, b.service.rounds.manifest)
     b.service._run.go_back(2)
     send(b, update_of, 4, "zeroth-order")
     assert b.offer.base.steps == 0
     for name, value in b.weights(b.offer.base).items():
-        np.testing.assert_array_equal(value, made[name])
+        np.testing.assert_array_equal(value, weights[name])
     send(b, update_of, 5, "zeroth-order")
     assert b.offer.base.steps == 1
     b.restart()
-    assert b.service.rounds.weights(6).keys() == made.keys()  # its hash is looked at
+    assert b.service.rounds.weights(6).keys() == weights.keys()  # its hash is looked at
 
 
 def test_a_kill_between_the_word_and_the_file_serves_what_was_asked_for(bench, make_task, update_of):
@@ -180,20 +180,20 @@ def test_a_version_that_is_damaged_on_disk_is_not_gone_back_to(bench, make_task,
     assert (b.service.state.phase, b.service.state.round) == ("collect", 4)
 
 
-@pytest.mark.parametrize("lost", [(1,), (1, 3), (1, 2, 3)])
+@pytest.mark.parametrize("damaged", [(1,), (1, 3), (1, 2, 3)])
 def test_a_run_ends_with_the_latest_sound_model_where_the_best_is_damaged(
-    bench, make_task, update_of, caplog, lost
+    bench, make_task, update_of, caplog, damaged
 ):
     b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
-    for number in lost:
+    for number in damaged:
         path = b.store.models.path(b.store.rounds.made(number).served.sha)
         path.write_bytes(bytes(path.stat().st_size))
-    if lost == (1, 2, 3):
+    if damaged == (1, 2, 3):
         with pytest.raises(RollbackError, match="no model that was served is kept and sound"):
             b.service.rounds.registry.end_with(1)
         return
     b.service.rounds.registry.end_with(1)
-    instead = 2 if 3 in lost else 3
+    instead = 2 if 3 in damaged else 3
     assert deployed(b) == of_round(b, instead)
     assert f"the best model, that of round 1, is lost: that of round {instead} is served" in caplog.text
     b.service.rounds.registry.end_with(1)  # as in the next life
@@ -242,9 +242,9 @@ for to in range(1, 301):
 
 def test_several_who_ask_at_one_time_are_all_heard_and_the_last_is_followed(tmp_path):
     asking = [subprocess.Popen([sys.executable, "-c", ASKER, str(tmp_path)]) for _ in range(3)]
-    while any(one.poll() is None for one in asking):
+    while any(process.poll() is None for process in asking):
         assert run_files.requested_round(tmp_path) in (None, *range(1, 301))
-    assert [one.returncode for one in asking] == [0, 0, 0]
+    assert [process.returncode for process in asking] == [0, 0, 0]
     assert run_files.requested_round(tmp_path) == 300
     assert [path.name for path in tmp_path.iterdir()] == [run_files.ROLLBACK_FILE]
 
@@ -254,10 +254,10 @@ def test_what_is_asked_for_as_an_earlier_wish_is_taken_away_is_not_lost(tmp_path
     real = run_files.requested_round
 
     def slowly(folder):
-        found = real(folder)
+        wish = real(folder)
         asking.start()
         asking.join(0.3)
-        return found
+        return wish
 
     run_files.request_rollback(tmp_path, 1)
     monkeypatch.setattr(run_files, "requested_round", slowly)
@@ -268,11 +268,11 @@ def test_what_is_asked_for_as_an_earlier_wish_is_taken_away_is_not_lost(tmp_path
 
 def test_who_is_stopped_as_it_asks_does_not_hold_up_the_rounds(tmp_path):
     run_files.request_rollback(tmp_path, 1)
-    held = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
     run_files.clear_request(tmp_path, 1)
     assert run_files.requested_round(tmp_path) == 1
-    os.close(held)
+    os.close(handle)
     run_files.clear_request(tmp_path, 1)
     assert run_files.requested_round(tmp_path) is None
 
@@ -281,7 +281,7 @@ def test_the_command_lists_beside_a_running_aggregator_and_asks_it(bench, make_t
     b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
     assert cli.main(["models", str(b.folder), "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [(one["round"], one["served"], one["kept"]) for one in listed] == [
+    assert [(row["round"], row["served"], row["kept"]) for row in listed] == [
         (1, False, True),
         (2, False, True),
         (3, True, True),
@@ -323,9 +323,9 @@ def test_the_served_model_is_written_as_one_onnx_file_that_gives_its_logits(
     served = OnnxModel(bundle, tensors.decode(deployed(b)))
     assert np.array_equal(logits, served.logits(x))
     assert not np.allclose(logits, OnnxModel(bundle).logits(x))
-    told = session.get_modelmeta().custom_metadata_map
-    assert (told["task"], told["round"]) == (b.service.rounds.task.name, "3")
-    assert json.loads(told["labels"]) == list(bundle.manifest.labels)
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert (metadata["task"], metadata["round"]) == (b.service.rounds.task.name, "3")
+    assert json.loads(metadata["labels"]) == list(bundle.manifest.labels)
 
 
 def test_where_nothing_is_served_yet_no_onnx_file_is_written(bench, make_task, capsys, tmp_path):
@@ -387,7 +387,7 @@ def short_segments(monkeypatch):
         monkeypatch.setattr(module, "TAIL", 2)
 
 
-def taken(b):
+def stored_rounds(b):
     """The rounds of the steps that are in the database."""
     return [row["round"] for row in b.store._db.rows("SELECT round FROM steps ORDER BY round, position")]
 
@@ -395,29 +395,29 @@ def taken(b):
 def test_steps_that_lead_to_nothing_that_is_kept_are_forgotten(bench, make_task, update_of, short_segments):
     """Models of rounds 8 and 12 are checkpoints; the last two steps stand in the offer."""
     b = play(bench, make_task("zeroth-order", rounds=20, keep_versions=2), update_of, 9, "zeroth-order")
-    assert taken(b) == [8, 9]
+    assert stored_rounds(b) == [8, 9]
     for number in (10, 11, 12, 13):
         send(b, update_of, number, "zeroth-order")
-    assert taken(b) == [12, 13]
+    assert stored_rounds(b) == [12, 13]
     b.restart()
     b.join("a")
     send(b, update_of, 14, "zeroth-order")
     b.wait(SETTLE_S)
-    assert taken(b) == [13, 14]
+    assert stored_rounds(b) == [13, 14]
     b.store.latest = None  # else it is remembered
     assert b.service.rounds.weights(15)  # its hash is looked at
     assert [version.round for version in versions(b) if version.kept] == [13, 14]
-    made = bases.made_weights(b.store, 13, b.service.rounds.manifest)
+    weights = bases.made_weights(b.store, 13, b.service.rounds.manifest)
     b.service._run.go_back(13)
     send(b, update_of, 15, "zeroth-order")
     assert b.offer.round == 16
-    assert all(np.array_equal(b.weights(b.offer.base)[name], value) for name, value in made.items())
+    assert all(np.array_equal(b.weights(b.offer.base)[name], value) for name, value in weights.items())
 
 
 def test_steps_to_an_old_model_are_kept_as_long_as_that_is(bench, make_task, update_of, short_segments):
     b = play(bench, make_task("zeroth-order", rounds=20, keep_versions=5), update_of, 9, "zeroth-order")
     assert [version.round for version in versions(b) if version.kept] == [5, 6, 7, 8, 9]
-    assert taken(b) == [5, 6, 7, 8, 9]
+    assert stored_rounds(b) == [5, 6, 7, 8, 9]
     expected = bases.made_weights(b.store, 6, b.service.rounds.manifest)
     b.service._run.go_back(6)
     send(b, update_of, 10, "zeroth-order")
@@ -429,7 +429,7 @@ def test_a_model_whose_steps_are_gone_is_not_kept_though_its_blobs_are(bench, ma
     b = play(bench, make_task("zeroth-order", rounds=20), update_of, 4, "zeroth-order")
     assert b.store.step_history.has(5, 4)
     b.store.step_history.forget([(5, 2)])
-    assert taken(b) == [3, 4]
+    assert stored_rounds(b) == [3, 4]
     assert not any(version.kept for version in versions(b))
     with pytest.raises(RollbackError, match="round 4 is not kept any more"):
         b.service._run.go_back(4)

@@ -56,9 +56,9 @@ class Wire:
         self.cut()
 
     def cut(self):
-        for one in [one for pair in self._pairs for one in pair]:
+        for connection in [side for pair in self._pairs for side in pair]:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         self._pairs = []
 
     @property
@@ -72,33 +72,33 @@ class Wire:
             except OSError:
                 return
             self.begun += 1
-            there = socket.create_connection(("127.0.0.1", self._port))
-            pair = (here, there)
+            server = socket.create_connection(("127.0.0.1", self._port))
+            pair = (here, server)
             self._pairs.append(pair)
-            lost = threading.Event()
+            is_lost = threading.Event()
             for up in (True, False):
-                threading.Thread(target=self._pump, args=(pair, up, lost), daemon=True).start()
+                threading.Thread(target=self._pump, args=(pair, up, is_lost), daemon=True).start()
 
-    def _pump(self, pair, up, lost):
+    def _pump(self, pair, up, is_lost):
         source, target = pair if up else pair[::-1]
         with suppress(OSError):
             while data := source.recv(65536):
                 if up and self.lose and self.lose in data:
                     self.lose = b""
-                    lost.set()
-                if not up and lost.is_set():
+                    is_lost.set()
+                if not up and is_lost.is_set():
                     break
                 target.sendall(data)
-        for one in pair:
+        for side in pair:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                side.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
 def wire(postgres):
-    made = Wire(postgres)
-    yield made
-    made.close()
+    new_wire = Wire(postgres)
+    yield new_wire
+    new_wire.close()
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def opened(tmp_path):
         database.close()
 
 
-def asked(database):
+def rows_of(database):
     return [tuple(row) for row in database.rows("SELECT device, round FROM asked ORDER BY device")]
 
 
@@ -138,9 +138,9 @@ def test_what_is_committed_is_there_after_the_server_was_killed(postgres, opened
     ask(database, "a", "b")
     postgres.kill()
     postgres.start()
-    assert asked(database) == [("a", 1), ("b", 1)]
+    assert rows_of(database) == [("a", 1), ("b", 1)]
     database.close()
-    assert asked(opened()) == [("a", 1), ("b", 1)]
+    assert rows_of(opened()) == [("a", 1), ("b", 1)]
 
 
 def test_a_commit_waits_for_the_server_s_disk_whatever_its_default(postgres, opened):
@@ -156,23 +156,23 @@ def test_of_a_commit_that_fails_nothing_is_kept_and_the_next_one_works(postgres,
     with pytest.raises(RunFolderError, match="null value"), database.commit() as db:
         db.execute(ASK, ("a", 1))
         db.execute(ASK, ("b", None))
-    assert asked(database) == []
+    assert rows_of(database) == []
     ask(database, "c")
-    assert asked(database) == [("c", 1)]
+    assert rows_of(database) == [("c", 1)]
 
 
 def test_runs_in_one_database_have_nothing_in_common(postgres, opened):
     first, second = opened(postgres.url, "first"), opened(postgres.url, "second")
     ask(first, "a")
     ask(second, "b")
-    assert (asked(first), asked(second)) == ([("a", 1)], [("b", 1)])
+    assert (rows_of(first), rows_of(second)) == ([("a", 1)], [("b", 1)])
 
 
 @pytest.mark.parametrize("name", ["digits", "Ziffern & Buchstaben", "2026", "x" * 90, "ü"])
 def test_a_run_s_schema_is_named_after_its_folder_and_no_two_are_alike(name):
-    one, other = schema_for(name), schema_for(name)
-    assert one != other
-    assert one.isidentifier() and one == one.lower() and len(one) < 64
+    schema, other = schema_for(name), schema_for(name)
+    assert schema != other
+    assert schema.isidentifier() and schema == schema.lower() and len(schema) < 64
 
 
 def test_a_cut_connection_is_sought_again_and_nothing_is_lost(wire, opened, clock, caplog):
@@ -181,7 +181,7 @@ def test_a_cut_connection_is_sought_again_and_nothing_is_lost(wire, opened, cloc
     wire.cut()
     ask(database, "b")
     wire.cut()
-    assert asked(database) == [("a", 1), ("b", 1)]
+    assert rows_of(database) == [("a", 1), ("b", 1)]
     assert wire.begun == 3
     assert [record.message.split(":")[0].split(" at ")[0] for record in caplog.records] == ["PostgreSQL"] * 4
 
@@ -191,7 +191,7 @@ def test_a_commit_whose_answer_was_lost_counts_once(wire, opened, clock):
     wire.lose = b"COMMIT"
     ask(database, "a")
     assert wire.lose == b""
-    assert asked(database) == [("a", 1)]
+    assert rows_of(database) == [("a", 1)]
 
 
 def test_a_server_that_is_away_is_waited_for(wire, opened, clock):
@@ -208,7 +208,7 @@ def test_a_server_that_is_away_is_waited_for(wire, opened, clock):
     database._backend._waiting = Waiting(PATIENCE_S, clock, waiting)
     wire.close()
     ask(database, "a")
-    assert asked(database) == [("a", 1)]
+    assert rows_of(database) == [("a", 1)]
     assert slept[:6] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
 
 
@@ -223,7 +223,7 @@ def test_a_server_that_stays_away_is_the_end_and_says_so_from_then_on(wire, open
     assert clock.now >= PATIENCE_S
     wire.open()
     with pytest.raises(DatabaseError):
-        asked(database)
+        rows_of(database)
 
 
 def test_a_service_whose_database_is_gone_ends_and_tells_no_device_that_it_was_kept(
@@ -251,11 +251,11 @@ def test_only_one_has_a_run_also_from_another_machine(postgres, opened, tmp_path
         RunFolderError, match=f"run folder {tmp_path}/run: another|another aggregator runs in"
     ):
         opened()
-    there = copied(tmp_path, "there")
+    elsewhere = copied(tmp_path, "there")
     with pytest.raises(RunFolderError, match="another aggregator has run run_.* open: stop it first"):
-        opened(folder=there)
+        opened(folder=elsewhere)
     first.close()
-    ask(opened(folder=there), "a")
+    ask(opened(folder=elsewhere), "a")
 
 
 OWNER = """
@@ -277,21 +277,21 @@ def test_an_owner_that_is_killed_leaves_the_run_to_the_next(postgres, opened, tm
             assert owner.stdout.readline() == "open\n"
         finally:
             owner.kill()
-    assert asked(opened()) == [("a", 1)]
+    assert rows_of(opened()) == [("a", 1)]
 
 
 def test_whoever_has_lost_a_run_to_another_does_not_go_on_with_it(wire, opened, clock, tmp_path):
     first = opened(wire.url, clock=clock)
-    there = copied(tmp_path, "there")
+    elsewhere = copied(tmp_path, "there")
     wire.cut()
-    second = opened(folder=there)
+    second = opened(folder=elsewhere)
     ask(second, "b")
     second.close()
     with pytest.raises(DatabaseError, match="another aggregator has had run"):
         ask(first, "a")
     with pytest.raises(DatabaseError, match="another aggregator has had run"):
-        asked(first)
-    assert asked(opened(folder=there)) == [("b", 1)]
+        rows_of(first)
+    assert rows_of(opened(folder=elsewhere)) == [("b", 1)]
 
 
 def test_a_connection_that_only_the_server_still_has_is_ended_by_its_owner(postgres, opened, clock):
@@ -302,13 +302,13 @@ def test_a_connection_that_only_the_server_still_has_is_ended_by_its_owner(postg
     ask(database, "a")  # the lock was the stale connection's
     with pytest.raises(psycopg.OperationalError):
         stale.execute("SELECT 1")
-    assert asked(database) == [("a", 1)]
+    assert rows_of(database) == [("a", 1)]
 
 
 def test_beside_its_owner_a_run_is_read_and_not_written(postgres, opened):
     ask(opened(postgres.url), "a")
     beside = opened(reading=True)
-    assert asked(beside) == [("a", 1)]
+    assert rows_of(beside) == [("a", 1)]
     with pytest.raises(RunFolderError, match="read-only"):
         ask(beside, "b")
 
@@ -331,10 +331,10 @@ def test_a_server_that_does_not_let_us_in_is_said_in_one_line_without_passwords(
         url = change.format(closed=nobody.getsockname()[1], port=postgres.port)
         options = f"--bundle digits-wrn-10-1 --broker {broker.url} --run-dir {tmp_path}/run --database {url}"
         assert cli.main(["serve", *options.split()]) == 7
-    said = capsys.readouterr()
-    error = said.err.splitlines()[-1]
+    output = capsys.readouterr()
+    error = output.err.splitlines()[-1]
     assert "PostgreSQL at 127.0.0.1:" in error and text in error
-    assert "wrong" not in said.err + said.out and "secret" not in said.err + said.out
+    assert "wrong" not in output.err + output.out and "secret" not in output.err + output.out
     assert (
         not (tmp_path / "run" / "run.sqlite").exists() and place.database_place_of(tmp_path / "run") is None
     )
@@ -358,8 +358,8 @@ def test_the_settings_name_their_key(tmp_path):
 
     (tmp_path / "pw").write_text("a b@c\n")
     section = server('[database]\nurl = "postgresql://fl:old@db/fl"\npassword_file = "pw"\n')
-    known = dict(PostgresServer.parse(database_for(section)).parameters)
-    assert known == {"user": "fl", "password": "a b@c", "host": "db", "dbname": "fl"}
+    parameters = dict(PostgresServer.parse(database_for(section)).parameters)
+    assert parameters == {"user": "fl", "password": "a b@c", "host": "db", "dbname": "fl"}
     assert server("", "--database", "postgresql://db/fl").url == "postgresql://db/fl"
     with pytest.raises(ConfigError, match=r"database.url: expected postgresql://"):
         server('[database]\nurl = "mysql://db"\n')
@@ -381,7 +381,7 @@ def test_the_folder_remembers_the_server_and_never_a_password(postgres, opened, 
         with pytest.raises(DatabaseError, match="no password supplied"):
             opened(reading=True)
         monkeypatch.setenv("PGPASSWORD", "secret:1")
-        assert asked(opened(reading=True)) == [("a", 1)]
+        assert rows_of(opened(reading=True)) == [("a", 1)]
     finally:
         postgres.sql("DROP OWNED BY locked CASCADE", "fl")
 

@@ -61,7 +61,7 @@ def test_records_are_the_same_after_a_restart_that_lost_a_line(tmp_path):
 def test_a_round_s_energy_says_of_how_many_updates_it_was_measured():
     both = closed(1).contributions[0], replace(closed(1).contributions[0], energy_source="rapl")
     rounds = [RoundClosed(closed(1).record, some) for some in (both[:1], both, both[1:], ())]
-    assert [energy_from(one) for one in rounds] == [" modelled", " (1 of 2 measured)", " measured", ""]
+    assert [energy_from(record) for record in rounds] == [" modelled", " (1 of 2 measured)", " measured", ""]
 
 
 def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():

@@ -54,8 +54,8 @@ def test_what_is_killed_costs_no_task_anything_and_none_has_of_the_other_s(
         before = [len(device.receipts) + count for device in served.devices]
         assert eventually(
             lambda: all(
-                device.done or len(device.receipts) >= wanted
-                for device, wanted in zip(served.devices, before, strict=True)
+                device.done or len(device.receipts) >= least
+                for device, least in zip(served.devices, before, strict=True)
             )
         )
 
@@ -63,7 +63,7 @@ def test_what_is_killed_costs_no_task_anything_and_none_has_of_the_other_s(
     more()
     victim = alive(first)[0]
     victim.kill()
-    assert eventually(lambda: {one.pid for one in alive(first)} - {victim.pid})
+    assert eventually(lambda: {process.pid for process in alive(first)} - {victim.pid})
     more()
     first.kill()
     first.wait()
@@ -87,10 +87,10 @@ def test_what_is_killed_costs_no_task_anything_and_none_has_of_the_other_s(
     for task, kinds in TASKS.items():
         numbers = range(1, ROUNDS[task] + 1)
         with closing(Store(tmp_path / "runs" / task, reading=True)) as store:
-            kept = [one for number in numbers for one in store.contributions.of_round(number)]
+            contributions = [entry for number in numbers for entry in store.contributions.of_round(number)]
             closed = store.rounds.closed()
-        stored = Counter((one.round, one.device, one.kind) for one in kept)
+        stored = Counter((entry.round, entry.device, entry.kind) for entry in contributions)
         assert stored == {(number, f"pi-{kind}", kind): 1 for number in numbers for kind in kinds}
-        assert [one.record.round for one in closed] == list(numbers)
-    told = {receipt.status for device in served.devices for receipt in device.receipts}
-    assert told <= {"accepted", "duplicate"}
+        assert [entry.record.round for entry in closed] == list(numbers)
+    statuses = {receipt.status for device in served.devices for receipt in device.receipts}
+    assert statuses <= {"accepted", "duplicate"}

@@ -39,11 +39,11 @@ def sends(bundle):
 
     def update(b, device, kind="full", number=1):
         model.load(b.service.rounds.weights(number))
-        strategy = next(one.strategy for one in b.task.kinds if one.name == kind)
+        strategy = next(entry.strategy for entry in b.task.kinds if entry.name == kind)
         data = LocalData(x[HALVES[device]], y[HALVES[device]])
         run = Run(b.service.rounds.seed(number), device, clock=lambda: 0.0, upload_at=1.0, round=number)
-        made = kind_statistics.train(strategy, model, data, run)
-        return made.tensors, made.num_examples
+        update_ = kind_statistics.train(strategy, model, data, run)
+        return update_.tensors, update_.num_examples
 
     return update
 
@@ -209,8 +209,8 @@ def test_a_published_system_keeps_its_trained_head_unless_the_task_says_otherwis
 def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task, sends, digits_in, tmp_path):
     """And the evaluation data do not: the base is served for the devices' word alone."""
     data = str(digits_in(tmp_path / "test.npz", slice(240, 400)))
-    held = ClassStatistics(hold_out=0.2)
-    b = bench(make_task(FULL, FEW_SHOT, head="closed-form", rounds=4, statistics=held, eval_data=data))
+    request = ClassStatistics(hold_out=0.2)
+    b = bench(make_task(FULL, FEW_SHOT, head="closed-form", rounds=4, statistics=request, eval_data=data))
     for number, counts in ((1, None), (2, [24, 3, 9]), (3, [24, 20, 4])):
         b.join("a")
         assert (b.offer.aside is None) is (number == 1)
@@ -227,8 +227,8 @@ def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task
         b = b.restart() if number == 2 else b
     closed = b.store.rounds.closed()
     why = "of 24 held-out samples 3 right with the closed-form head, 9 with the trained one, which is served"
-    assert [one.note for one in closed] == ["", why, ""]
-    records = [one.record for one in closed]
+    assert [entry.note for entry in closed] == ["", why, ""]
+    records = [entry.record for entry in closed]
     assert records[1].eval_acc == records[1].base_eval_acc
     assert records[0].eval_acc != records[0].base_eval_acc
     aside = read(b.store.models.get(b.offer.aside))
@@ -242,5 +242,5 @@ def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task
 def test_where_nothing_compares_the_two_heads_the_log_says_so(bench, make_task, caplog, settings):
     caplog.set_level(logging.INFO)
     bench(make_task(FULL, FEW_SHOT, **{"head": "closed-form", **settings}))
-    said = "set eval_data or statistics.hold_out" in caplog.text
-    assert said is (settings == {})
+    is_logged = "set eval_data or statistics.hold_out" in caplog.text
+    assert is_logged is (settings == {})

@@ -14,7 +14,7 @@ NUMBERS = SimpleNamespace(target=TargetSpec("mse", "values", ("price",)))
 FULL = {"name": "full"}
 
 
-def said(manifest=CLASSES, **settings):
+def effect_of(manifest=CLASSES, **settings):
     task = msgspec.convert({"bundle": "digits-wrn-10-1", "rounds": 5, **settings}, Task)
     return " / ".join(without_effect(task, manifest))
 
@@ -43,17 +43,17 @@ def said(manifest=CLASSES, **settings):
     ],
 )
 def test_a_setting_that_changes_nothing_is_named(settings, sentence):
-    assert sentence in said(**settings)
+    assert sentence in effect_of(**settings)
 
 
 def test_heads_and_statistics_of_classes_are_nothing_where_targets_are_numbers():
     settings = {"head": "closed-form", "statistics": {"samples": 9}}
     why = "the bundle's loss is mse of price, not cross-entropy over classes"
-    assert said(NUMBERS, **settings).split(" / ") == [
+    assert effect_of(NUMBERS, **settings).split(" / ") == [
         f"head = closed-form has no effect: {why}",
         f"statistics has no effect: {why}",
     ]
-    assert said(**settings) == ""
+    assert effect_of(**settings) == ""
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_heads_and_statistics_of_classes_are_nothing_where_targets_are_numbers()
     ],
 )
 def test_nothing_is_said_of_settings_that_act(settings):
-    assert said(**settings) == ""
+    assert effect_of(**settings) == ""

@@ -62,11 +62,11 @@ def test_a_width_slice_of_no_family_would_be_a_full_update_by_another_name(make_
 @pytest.mark.parametrize("kind", ["class-means", "representatives", "prototypes", "attention-transfer"])
 def test_a_kind_that_works_by_class_is_named_for_a_bundle_of_another_loss(make_task, exported, kind, caplog):
     houses = Bundle.open(exported.of_loss("mse")).manifest
-    said = f"{kind} works by class, and the bundle's loss is mse of price, area"
-    with pytest.raises(TaskError, match=f"no device can do what round 1 offers: {said}"):
+    reason = f"{kind} works by class, and the bundle's loss is mse of price, area"
+    with pytest.raises(TaskError, match=f"no device can do what round 1 offers: {reason}"):
         check_kinds(make_task(kind), houses)
     check_kinds(make_task("full", kind), houses)
-    assert said in caplog.text
+    assert reason in caplog.text
 
 
 def fail(*_):

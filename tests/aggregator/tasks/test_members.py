@@ -16,8 +16,8 @@ def kind(name, *members):
 
 
 def filled(make_task, *kinds, paths=PATHS):
-    made = with_members(make_task("full", *kinds, family=paths), NAMES)
-    return {each.name: tuple(each.settings.get("members", ())) for each in made.kinds}
+    task = with_members(make_task("full", *kinds, family=paths), NAMES)
+    return {each.name: tuple(each.settings.get("members", ())) for each in task.kinds}
 
 
 @pytest.mark.parametrize("name", ["width-slice", "attention-transfer", "prototypes"])

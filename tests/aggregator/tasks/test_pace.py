@@ -42,7 +42,7 @@ def came(device, now, number=1):
     return Validated(now, ContributionId(device, number, "full", 1, 1))
 
 
-def worked(now):
+def end_of_work(now):
     return [PhaseDone(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
@@ -83,7 +83,7 @@ def test_a_round_lasts_as_long_as_devices_needed_in_those_before():
     assert state.closes_s == 100.0
     state, commands = play(state, came("a", 2.0), came("b", 3.0), came("c", 4.0), came("d", 10.0))
     assert commands[-1] == DoPhase("merge", 1, tuple(sorted(classes(2, 3, 4, 10).items())))
-    state, _ = play(state, *worked(11.0))
+    state, _ = play(state, *end_of_work(11.0))
     assert state.round == 2
     assert 8.0 <= state.closes_s - 11.0 <= 8.0 * STEP
 
@@ -93,7 +93,7 @@ def test_who_is_waited_for_in_vain_needed_all_of_the_deadline():
     state, _ = play(
         RoundsState(RULES), *online("a", "b", "c", "d"), came("a", 2.0), came("b", 3.0), TimePassed(100.0)
     )
-    state, _ = play(state, *worked(101.0))
+    state, _ = play(state, *end_of_work(101.0))
     assert state.closes_s == 201.0
 
 
@@ -105,8 +105,8 @@ def test_for_whom_nothing_fitted_the_deadline_was_too_short():
     state, commands = play(state, Planned(1.0, "b", 1, ""), came("a", 2.0))
     assert commands[-1] == DoPhase("merge", 1, tuple(sorted(classes(2, first).items())))
     for number in (2, 3):
-        state, _ = play(state, *worked(3.0), Planned(4.0, "b", number, ""), came("a", 5.0, number))
-    state, _ = play(state, *worked(6.0))
+        state, _ = play(state, *end_of_work(3.0), Planned(4.0, "b", number, ""), came("a", 5.0, number))
+    state, _ = play(state, *end_of_work(6.0))
     assert state.closes_s - 6.0 > first
 
 
@@ -136,7 +136,9 @@ def test_a_learnt_deadline_in_vain_is_doubled_up_to_the_longest_before_the_run_i
 def test_the_round_after_a_deadline_in_vain_has_the_learnt_deadline_again():
     state, _ = machine.resume(RULES, Saved(2, "collect", paces=(classes(5),)), 0.0)
     learnt = state.closes_s
-    state, _ = play(state, *online("a"), TimePassed(learnt), came("a", learnt + 1, 2), *worked(learnt + 1))
+    state, _ = play(
+        state, *online("a"), TimePassed(learnt), came("a", learnt + 1, 2), *end_of_work(learnt + 1)
+    )
     assert (state.round, state.closes_s) == (3, pytest.approx(2 * learnt + 1))
 
 
@@ -168,7 +170,7 @@ def test_only_the_last_five_rounds_are_looked_back_on():
 def test_rounds_without_a_deadline_have_none_and_teach():
     rules = replace(RULES, untimed_rounds=1)
     state, _ = play(RoundsState(rules), *online("a"), came("a", 20.0))
-    state, _ = play(state, *worked(21.0))
+    state, _ = play(state, *end_of_work(21.0))
     assert 40.0 <= state.closes_s - 21.0 <= 40.0 * STEP
 
 

@@ -16,15 +16,15 @@ TASK = Task(bundle="digits-wrn-10-1", rounds=10)
 
 def offered(name, task=TASK):
     """(kind, first round, last round) of each kind that the system offers."""
-    made = systems.task_as_system(name, task)
-    return [(kind.name, kind.from_round, kind.until_round) for kind in made.kinds]
+    task_ = systems.task_as_system(name, task)
+    return [(kind.name, kind.from_round, kind.until_round) for kind in task_.kinds]
 
 
 @pytest.mark.parametrize("name", systems.names())
 def test_every_system_makes_a_task_and_says_what_it_is(name):
-    made = systems.task_as_system(name, TASK)
-    assert all(kind.strategy for kind in made.kinds)
-    assert made.offered(1)
+    task = systems.task_as_system(name, TASK)
+    assert all(kind.strategy for kind in task.kinds)
+    assert task.offered(1)
     assert len(systems.describe(name)) > 20
     assert systems.task_as_system(name, msgspec.structs.replace(TASK, rounds=1)).offered(1)
 
@@ -95,8 +95,8 @@ def test_fedavg_rds_trains_everything_on_samples_drawn_at_random():
 
 
 def test_modifiers_compose():
-    made = systems.task_as_system("fedncm+ft+fedprox+fedadam", TASK)
-    assert (made.server.name, made.kinds[1].strategy.terms) == ("fedadam", (FedProx(0.01),))
+    task = systems.task_as_system("fedncm+ft+fedprox+fedadam", TASK)
+    assert (task.server.name, task.kinds[1].strategy.terms) == ("fedadam", (FedProx(0.01),))
     [kind] = systems.task_as_system("fedpeft-bias+moon+fedprox", TASK).kinds
     assert (kind.strategy.tunable, kind.strategy.terms) == ("bias", (FedProx(0.01), Moon(1.0)))
 
@@ -112,25 +112,25 @@ def test_private_training_is_planned_for_all_rounds():
 
 
 @pytest.mark.parametrize(
-    ("asked", "devices", "expected"), [(8, 64, 7), (8, 8, 50), (8, None, 50), (None, 64, 50), (1, 100, 1)]
+    ("cohort", "devices", "expected"), [(8, 64, 7), (8, 8, 50), (8, None, 50), (None, 64, 50), (1, 100, 1)]
 )
 def test_private_training_is_planned_for_the_rounds_that_a_drawn_device_is_expected_in(
-    asked, devices, expected
+    cohort, devices, expected
 ):
     """Paper 003: 50 rounds of 8 out of 64 clients are 6.25 of each."""
-    drawn = msgspec.structs.replace(TASK, rounds=50, devices_per_round=asked)
+    drawn = msgspec.structs.replace(TASK, rounds=50, devices_per_round=cohort)
     [kind] = systems.task_as_system("fedpeft-bias+dp", drawn, devices).kinds
     assert dp_settings(kind.strategy).rounds == expected
 
 
 def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_system():
-    given = (
+    kinds = (
         KindSettings(
             name="full", settings={"terms": {"fedprox": {"mu": 0.5}}, "epochs": 3, "reduced_epochs": 2}
         ),
         KindSettings(name="few-shot", settings={"join_base": True, "shots": 4}, weight=2.0),
     )
-    task = Task(bundle="b", rounds=10, kinds=given)
+    task = Task(bundle="b", rounds=10, kinds=kinds)
     [prox] = systems.task_as_system("fedprox", task).kinds
     assert (prox.strategy.terms, prox.strategy.epochs) == ((FedProx(0.5),), 3)
     [_, few] = systems.task_as_system("fedfsc+", task).kinds
@@ -208,8 +208,8 @@ def test_a_name_that_is_none_is_refused_with_those_there_are(name, why):
 
 
 def test_fedmezo_stays_that_of_the_thesis_and_ours_may_be_set():
-    given = KindSettings(name="zeroth-order", settings={"sizing": "relative", "num_z": 3, "lr": 0.5})
-    task = msgspec.structs.replace(TASK, kinds=(given,))
+    kind = KindSettings(name="zeroth-order", settings={"sizing": "relative", "num_z": 3, "lr": 0.5})
+    task = msgspec.structs.replace(TASK, kinds=(kind,))
     [thesis] = systems.task_as_system("fedmezo", task).kinds
     assert (thesis.strategy.sizing, thesis.strategy.num_z, thesis.strategy.lr) == ("absolute", 3, 0.5)
     _, ours = systems.task_as_system("fedncm+mezo", task).kinds
@@ -235,13 +235,15 @@ MASKED = MaskSettings(("site-a=" + "5b" * 32,), 5)
 
 
 def test_central_noise_is_added_to_the_masks_of_a_task():
-    made = systems.task_as_system("fedavg+central-dp", msgspec.structs.replace(TASK, masks=MASKED))
-    assert (made.masks.epsilon, made.masks.delta, made.masks.clip_norm) == (5.0, 1e-3, 1.0)
-    assert (made.masks.helpers, made.masks.min_group) == (MASKED.helpers, 5)
-    mine = msgspec.structs.replace(MASKED, epsilon=2.0, delta=1e-6, clip_norm=0.1)
+    task = systems.task_as_system("fedavg+central-dp", msgspec.structs.replace(TASK, masks=MASKED))
+    assert (task.masks.epsilon, task.masks.delta, task.masks.clip_norm) == (5.0, 1e-3, 1.0)
+    assert (task.masks.helpers, task.masks.min_group) == (MASKED.helpers, 5)
+    own_masks = msgspec.structs.replace(MASKED, epsilon=2.0, delta=1e-6, clip_norm=0.1)
     kinds = (KindSettings(name="full"),)
-    made = systems.task_as_system("lp+central-dp", msgspec.structs.replace(TASK, kinds=kinds, masks=mine))
-    assert made.masks == mine
+    task = systems.task_as_system(
+        "lp+central-dp", msgspec.structs.replace(TASK, kinds=kinds, masks=own_masks)
+    )
+    assert task.masks == own_masks
 
 
 def test_central_noise_without_masks_or_with_class_sums_is_refused():

@@ -52,13 +52,13 @@ def test_a_kind_can_train_more_epochs_in_its_first_round():
     """As the models of Shi 2025 that train alone before the rounds (5.6), or in one pass (6.4.1)."""
     kind = KindSettings(name="full", settings={"epochs": 5}, from_round=2, first_epochs=40)
     task = Task(bundle="b", kinds=(KindSettings(name="few-shot"), kind))
-    epochs = [[one.strategy.epochs for one in task.offered(number)] for number in (1, 2, 3)]
+    epochs = [[strategy.strategy.epochs for strategy in task.offered(number)] for number in (1, 2, 3)]
     assert epochs == [[10], [10, 40], [10, 5]]
     assert registry.read(task.offer_kinds(2)[1]).epochs == 40
     assert task.kinds[1].strategy.epochs == 5
     graded = msgspec.structs.replace(kind, settings={"epochs": 5, "graded": True})
-    assert [one.epochs for one in graded.of_round(2).strategy.variants()] == [40]
-    assert [one.epochs for one in graded.of_round(3).strategy.variants()] == [5, 2, 1]
+    assert [form.epochs for form in graded.of_round(2).strategy.variants()] == [40]
+    assert [form.epochs for form in graded.of_round(3).strategy.variants()] == [5, 2, 1]
 
 
 @pytest.mark.parametrize(

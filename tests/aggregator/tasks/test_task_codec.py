@@ -15,8 +15,8 @@ def task(*kinds):
 
 
 def test_kinds_that_can_send_by_the_codec_and_the_others_stay_exact():
-    made = with_codec(task("full", "few-shot", "zeroth-order", "class-means"), "delta+int8")
-    assert [capabilities.codec_of(kind.strategy).word for kind in made.kinds] == [
+    coded = with_codec(task("full", "few-shot", "zeroth-order", "class-means"), "delta+int8")
+    assert [capabilities.codec_of(kind.strategy).word for kind in coded.kinds] == [
         "delta+int8",
         "delta+int8",
         "",
@@ -32,9 +32,9 @@ def test_a_codec_stands_over_that_of_a_kind_and_the_empty_word_takes_it_away():
 
 
 def test_a_codec_travels_with_the_kind_and_stays_in_the_task_s_file():
-    made = with_codec(task("full"), "delta+int8+deflate")
-    assert decode(made.json()).kinds[0].strategy.codec == "delta+int8+deflate"
-    assert b"delta+int8+deflate" in bytes(made.offer_kinds(1)[0].settings)
+    coded = with_codec(task("full"), "delta+int8+deflate")
+    assert decode(coded.json()).kinds[0].strategy.codec == "delta+int8+deflate"
+    assert b"delta+int8+deflate" in bytes(coded.offer_kinds(1)[0].settings)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_cannot_be_coded_is_refused_with_what_was_expected(kinds, word, tex
 def test_serve_takes_a_codec_for_all_kinds_of_a_system():
     parser = ArgumentParser()
     command.add_arguments(parser)
-    made = command.task_of(parser.parse_args(["--bundle", "b", "--system", "fedavg+", "--codec", "half"]))
-    assert {capabilities.codec_of(kind.strategy).word for kind in made.kinds} == {"half"}
+    coded = command.task_of(parser.parse_args(["--bundle", "b", "--system", "fedavg+", "--codec", "half"]))
+    assert {capabilities.codec_of(kind.strategy).word for kind in coded.kinds} == {"half"}
     with pytest.raises(TaskError, match="no codec is called 'gzip'"):
         command.task_of(parser.parse_args(["--bundle", "b", "--codec", "gzip"]))

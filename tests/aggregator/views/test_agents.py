@@ -29,7 +29,7 @@ class Cable:
         self.hall, self.agent = hall, agent
 
     def publish(self, topic, payload, retain=False):
-        self.hall.said.append((topic, payload))
+        self.hall.messages.append((topic, payload))
         self.hall.bench.raw(topic, payload)
         return True
 
@@ -41,7 +41,7 @@ class Hall:
     """A bench and agents that hear all that its link carries; each agent steps when it is told to."""
 
     def __init__(self, bench, folder):
-        self.bench, self.folder, self.agents, self.said = bench, folder, {}, []
+        self.bench, self.folder, self.agents, self.messages = bench, folder, {}, []
         self.during = {}
         publish = bench.link.publish
 
@@ -87,7 +87,7 @@ class Hall:
 
     def sent(self, name):
         topic = topics.up(name, "contribution")
-        return [messages.decode(p, messages.Contribution) for t, p in self.said if t == topic]
+        return [messages.decode(p, messages.Contribution) for t, p in self.messages if t == topic]
 
 
 @pytest.fixture
@@ -101,11 +101,11 @@ def hall(bench, make_task, tmp_path, monkeypatch):
     )
 
     def make(names, **task):
-        made = Hall(bench(make_task(BRIEF, min_devices=len(names), **task)), tmp_path)
+        new_hall = Hall(bench(make_task(BRIEF, min_devices=len(names), **task)), tmp_path)
         for i, name in enumerate(names):
             part = slice(20 * i, 20 * i + 20)
-            made.join(name, x[part], digits.target[part])
-        return made
+            new_hall.join(name, x[part], digits.target[part])
+        return new_hall
 
     return make
 
@@ -141,7 +141,7 @@ def test_agents_that_are_not_asked_get_ready_and_do_not_work(hall):
     assert h.bench.offer.done
     assert sum(len(h.rounds_of(name)) for name in "abc") == 3
     assert [c.record.participants for c in h.bench.heard(RoundClosed)] == [1] * 3
-    hellos = [messages.decode(p, Hello).num_examples for t, p in h.said if t.endswith("hello")]
+    hellos = [messages.decode(p, Hello).num_examples for t, p in h.messages if t.endswith("hello")]
     assert sorted(hellos) == [0, 0, 0, 20, 20, 20]
 
 

@@ -8,7 +8,7 @@ from device_runtime.device.energy.meter import (
     MeterInfo,
     MeterReading,
     PowerIntegral,
-    energy_between,
+    energy_of,
 )
 
 
@@ -70,33 +70,29 @@ def test_a_counter_that_rested_goes_on_from_where_it_is_then():
 
 def test_errors_of_scale_step_and_gaps_add_up_by_their_squares():
     about = MeterInfo("m", "all", error=0.03, step_j=4.0)
-    energy = energy_between(about, MeterReading(10.0, 9.0), MeterReading(110.0, 153.0))
+    energy = energy_of(about, MeterReading(10.0, 9.0), MeterReading(110.0, 153.0))
     assert energy.joules == 100.0
     assert energy.uncertainty == pytest.approx(0.13)  # 3, 4 and 12 J of 100
     assert energy.is_measured
 
 
 def test_what_the_device_would_have_used_idle_is_told_apart():
-    energy = energy_between(MeterInfo("m", "all", 0.0), MeterReading(0.0), MeterReading(30.0), idle_j=12.0)
+    energy = energy_of(MeterInfo("m", "all", 0.0), MeterReading(0.0), MeterReading(30.0), idle_j=12.0)
     assert (energy.joules, energy.above_idle_j) == (30.0, 18.0)
 
 
 def test_above_idle_has_the_meter_s_error_of_both_figures_and_may_be_below_0():
-    energy = energy_between(MeterInfo("m", "all", 0.1), MeterReading(0.0), MeterReading(30.0), idle_j=40.0)
+    energy = energy_of(MeterInfo("m", "all", 0.1), MeterReading(0.0), MeterReading(30.0), idle_j=40.0)
     assert energy.above_idle_j == -10.0
     assert energy.above_idle_off_j == pytest.approx(5.0)  # 3 and 4 J
 
 
 def test_of_less_than_a_meter_s_step_nothing_is_known():
     assert (
-        energy_between(
-            MeterInfo("m", "all", 0.05, step_j=36.0), MeterReading(0.0), MeterReading(20.0)
-        ).uncertainty
+        energy_of(MeterInfo("m", "all", 0.05, step_j=36.0), MeterReading(0.0), MeterReading(20.0)).uncertainty
         == 1.0
     )
-    assert (
-        energy_between(MeterInfo("m", "all", 0.05), MeterReading(7.0), MeterReading(7.0)).uncertainty == 1.0
-    )
+    assert energy_of(MeterInfo("m", "all", 0.05), MeterReading(7.0), MeterReading(7.0)).uncertainty == 1.0
 
 
 def test_energy_says_nothing_was_measured_unless_it_names_a_meter():

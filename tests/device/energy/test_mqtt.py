@@ -7,7 +7,7 @@ from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire.url import BrokerUrl
-from device_runtime.device.energy import MeterError, energy_between, find_meter
+from device_runtime.device.energy import MeterError, energy_of, find_meter
 from device_runtime.device.energy.mqtt import MeterTopic, MqttMeter
 
 TASMOTA = '{"Time":"2023-05-19T20:52:56","ENERGY":{"Total":514.153,"Power":56,"Voltage":234}}'
@@ -91,7 +91,7 @@ def test_of_work_that_is_over_before_the_plug_speaks_again_nothing_is_known(cloc
     meter.hear(b"4")
     first = meter.read()
     clock.now = 5.0
-    assert energy_between(meter.about, first, meter.read()).uncertainty == 1.0
+    assert energy_of(meter.about, first, meter.read()).uncertainty == 1.0
 
 
 def test_a_counter_of_energy_is_refused(clock):

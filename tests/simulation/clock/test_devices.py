@@ -16,7 +16,7 @@ KINDS = (ClassMeans(),)
 MINE = 40
 
 
-def one(bundle, **settings) -> FleetState:
+def lone_device(bundle, **settings) -> FleetState:
     """A fleet of one Pi 5 with 40 samples, much slowed: about 40 * 3.2 MFLOP at a thousandth of its speed."""
     group = {"profile": "pi-5", "share": 1.0, "speed": {"factor": 0.001}, **settings}
     fleet = fleets.read({"name": "one", "groups": {"all": group}}).draw(1, 0)
@@ -25,23 +25,23 @@ def one(bundle, **settings) -> FleetState:
     return FleetState(fleet, clients, {"": bundle.manifest})
 
 
-def asked(now: float = 0.0, **other) -> AskConditions:
+def conditions(now: float = 0.0, **other) -> AskConditions:
     return AskConditions(now=now, closes_s=now + 1e6, down_bytes=lambda _: 0, kinds=KINDS, **other)
 
 
 def test_a_device_learns_how_slow_it_is_and_forgets_it_when_its_process_dies(bundle):
     """Twice as slow as predicted: 0.7 * 1 + 0.3 * 2, then 0.7 * 1.3 + 0.3 * 2."""
-    devices = one(bundle)
+    devices = lone_device(bundle)
     for expected in (1.3, 1.51):
-        devices.ask(0, asked(draws=RoundDraws(slowdown=2.0)))
+        devices.ask(0, conditions(draws=RoundDraws(slowdown=2.0)))
         assert devices.known(0).corrections == {"class-means": pytest.approx(expected)}
-    devices.ask(0, asked(draws=RoundDraws(slowdown=2.0, crash=0.5)))
+    devices.ask(0, conditions(draws=RoundDraws(slowdown=2.0, crash=0.5)))
     assert devices.known(0).corrections == {}
 
 
 def test_a_device_at_work_is_not_ready_until_it_is_back(bundle):
-    devices = one(bundle)
-    line = devices.ask(0, asked(draws=RoundDraws(crash=0.5, away_s=7.0)))
+    devices = lone_device(bundle)
+    line = devices.ask(0, conditions(draws=RoundDraws(crash=0.5, away_s=7.0)))
     assert line.back_s == line.ends_s + 7.0
     assert not devices.ready(0, line.back_s - 0.1)
     assert devices.ready(0, line.back_s)
@@ -50,8 +50,8 @@ def test_a_device_at_work_is_not_ready_until_it_is_back(bundle):
 def test_what_was_spent_is_charged_again_at_so_many_watts(bundle):
     """At 1 W it is half full again after as many seconds as joules were spent."""
     battery = {"wh": 1.0, "start": 0.5, "minimum": 0.5, "charge_w": 1.0}
-    devices = one(bundle, battery=battery)
-    line = devices.ask(0, asked())
+    devices = lone_device(bundle, battery=battery)
+    line = devices.ask(0, conditions())
     assert line.fate is None
     assert line.energy_j > line.ends_s  # or it would be full before it is done
     assert not devices.ready(0, line.energy_j - 0.1)
@@ -59,8 +59,8 @@ def test_what_was_spent_is_charged_again_at_so_many_watts(bundle):
 
 
 def test_a_battery_that_is_empty_and_not_charged_is_never_asked_again(bundle):
-    devices = one(bundle, battery={"wh": 1e-4})
-    line = devices.ask(0, asked())
+    devices = lone_device(bundle, battery={"wh": 1e-4})
+    line = devices.ask(0, conditions())
     assert line.fate == "crashed"
     assert line.energy_j == pytest.approx(0.36)
     assert not devices.ready(0, 1e9)
@@ -69,7 +69,7 @@ def test_a_battery_that_is_empty_and_not_charged_is_never_asked_again(bundle):
 def test_a_battery_charges_only_while_the_device_is_there(bundle):
     """There for an hour a day, at 0.5 W: 1800 J a day; 2700 J of 3600 after half of the second hour."""
     battery = {"wh": 1.0, "start": 0.0, "minimum": 0.75, "charge_w": 0.5}
-    devices = one(bundle, battery=battery, windows=[{"start_h": 0, "length_h": 1}])
+    devices = lone_device(bundle, battery=battery, windows=[{"start_h": 0, "length_h": 1}])
     second = 86_400.0 + 1800.0
     assert not devices.ready(0, second - 2.0)
     assert devices.ready(0, second + 1.0)
@@ -86,16 +86,16 @@ def test_a_device_without_samples_sits_out_and_has_spent_its_download(bundle):
 
 def test_scalars_after_the_first_that_were_accepted_are_charged_what_few_bytes_take(bundle):
     """190 bytes, then 45 until the aggregator may not know any more what they are like."""
-    devices = one(bundle)
+    devices = lone_device(bundle)
     scalars = ZerothOrder()
 
     def up(kind=scalars, closes_s=1e6, **draws):
-        again = replace(asked(draws=RoundDraws(**draws)), kinds=(kind,), closes_s=closes_s)
+        again = replace(conditions(draws=RoundDraws(**draws)), kinds=(kind,), closes_s=closes_s)
         return devices.ask(0, again).bytes_up
 
     assert [up(), up(), up()] == [190, 45, 45]
     assert [up(ZerothOrder(num_z=4)), up(ZerothOrder(num_z=4)), up()] == [198, 53, 190]
     assert up(ClassMeans()) == up(ClassMeans()) > 190
     assert [up(), up()] == [190, 45]
-    devices.ask(0, replace(asked(draws=RoundDraws(crash=0.5, away_s=7.0)), kinds=(scalars,)))
+    devices.ask(0, replace(conditions(draws=RoundDraws(crash=0.5, away_s=7.0)), kinds=(scalars,)))
     assert [up(), up()] == [190, 45]

@@ -41,7 +41,7 @@ def test_more_classes_than_the_bundle_has_are_refused_even_if_no_sample_is_of_th
 
 
 @pytest.mark.parametrize(
-    "over, wanted, error",
+    "over, executor, error",
     [
         ({"devices": 5000}, ExecutorRequest(), DataSetError),
         ({"data": {"source": "cifar10"}}, ExecutorRequest(), DataSetError),
@@ -49,18 +49,18 @@ def test_more_classes_than_the_bundle_has_are_refused_even_if_no_sample_is_of_th
         ({}, ExecutorRequest("magic"), ExecutorError),
     ],
 )
-def test_what_every_run_would_stumble_over_is_raised(over, wanted, error):
+def test_what_every_run_would_stumble_over_is_raised(over, executor, error):
     with pytest.raises(error):
-        check(scenario.load("digits", over), RUNS, wanted)
+        check(scenario.load("digits", over), RUNS, executor)
 
 
 def test_a_policy_that_the_bundle_cannot_do_is_refused(monkeypatch):
-    mine = scenario.load("digits", {"devices": 3, "task": {"kinds": [{"name": "full"}]}})
+    own = scenario.load("digits", {"devices": 3, "task": {"kinds": [{"name": "full"}]}})
     manifest = type(DIGITS.manifest)
     graphs = {name: graph for name, graph in DIGITS.manifest.graphs.items() if name != "train.all"}
     monkeypatch.setattr(manifest, "graphs", graphs)
     with pytest.raises(ScenarioError, match="no device can do what round 1 offers"):
-        check(mine, RUNS, ExecutorRequest("plain"))
+        check(own, RUNS, ExecutorRequest("plain"))
 
 
 def test_a_bundle_is_known_by_its_content_and_none_by_nothing():
@@ -73,13 +73,13 @@ def test_a_policy_is_held_against_the_family_that_the_task_has(tmp_path, monkeyp
     named = msgspec.structs.replace(DIGITS.manifest, name="twin", seal="")
     graphs = {name: DIGITS.graph(name) for name in named.graphs}
     twin = bundles.write(tmp_path / "twin", named, DIGITS.weights(), graphs)
-    mine = scenario.load("digits", {"devices": 3, "task": {"family": [str(twin.path)]}})
-    check(mine, (RunName("heterofl", 0),), ExecutorRequest("plain"))
+    own = scenario.load("digits", {"devices": 3, "task": {"family": [str(twin.path)]}})
+    check(own, (RunName("heterofl", 0),), ExecutorRequest("plain"))
     kind = KindSettings(name="width-slice", settings={"members": ["other"]})
-    other = msgspec.structs.replace(mine, task=msgspec.structs.replace(mine.task, kinds=(kind,)))
+    other = msgspec.structs.replace(own, task=msgspec.structs.replace(own.task, kinds=(kind,)))
     monkeypatch.setattr("device_runtime.simulation.compare.plan.of_policy", lambda *_: other)
     with pytest.raises(
         ScenarioError,
         match="heterofl: members of width-slice: no 'other' in the task's family",
     ):
-        check(mine, (RunName("heterofl", 0),), ExecutorRequest("plain"))
+        check(own, (RunName("heterofl", 0),), ExecutorRequest("plain"))

@@ -26,13 +26,13 @@ HERE = CompletionOptions(RunOptions(ExecutorRequest("plain")), here=True)
 
 class Noted(NoProgress):
     def __init__(self):
-        self.told, self.closed = [], 0
+        self.ticks, self.closed = [], 0
 
     def moved(self, name, tick):
-        self.told.append((str(name), tick.round))
+        self.ticks.append((str(name), tick.round))
 
     def ended(self, name, why):
-        self.told.append((str(name), why))
+        self.ticks.append((str(name), why))
 
     def close(self):
         self.closed += 1
@@ -72,15 +72,15 @@ def test_trackers_are_checked_also_where_every_run_is_finished(plan, performed):
 
 
 def completed(plan, view):
-    with working_in(plan.folder) as held:
-        return complete(plan, HERE, lambda missing: view, held)
+    with working_in(plan.folder) as lock:
+        return complete(plan, HERE, lambda missing: view, lock)
 
 
 def test_runs_of_this_process_tell_the_view_of_rounds_and_ends(plan, performed):
     view = Noted()
     done, failed = completed(plan, view)
     assert (done, failed, view.closed) == (plan, None, 1)
-    assert view.told == [("choose-0", 1), ("choose-0", ""), ("drop-0", 1), ("drop-0", "")]
+    assert view.ticks == [("choose-0", 1), ("choose-0", ""), ("drop-0", 1), ("drop-0", "")]
 
 
 def test_a_policy_that_fails_is_left_out_and_the_others_go_on(plan, performed):
@@ -89,7 +89,7 @@ def test_a_policy_that_fails_is_left_out_and_the_others_go_on(plan, performed):
     done, failed = completed(plan, view)
     assert (done.comparison.policies, str(failed)) == (("drop",), "choose-0: nobody can do it")
     assert done.without == {"choose": "nobody can do it"}
-    assert view.told[1] == ("choose-0", "nobody can do it")
+    assert view.ticks[1] == ("choose-0", "nobody can do it")
 
 
 def test_nothing_is_left_where_every_policy_fails(plan, performed):
@@ -103,14 +103,14 @@ def test_an_error_of_a_callback_stops_everything(plan, performed):
     view = Noted()
     with pytest.raises(CallbackError):
         completed(plan, view)
-    assert (view.told, view.closed) == ([("choose-0", 1)], 1)
+    assert (view.ticks, view.closed) == ([("choose-0", 1)], 1)
 
 
 def test_two_do_not_work_in_one_folder(tmp_path, monkeypatch):
     @contextmanager
     def impatient(folder):
-        with locked(folder, patience_s=0.0) as held:
-            yield held
+        with locked(folder, patience_s=0.0) as lock:
+            yield lock
 
     locked = completing.folder_lock
     monkeypatch.setattr(completing, "folder_lock", impatient)

@@ -17,12 +17,12 @@ LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse
 PLAIN = RunOptions(ExecutorRequest("plain"))
 
 
-def ran(asked, policy, folder):
+def ran(setting, policy, folder):
     """The figures of one run of a system, at its own end."""
     name = RunName(policy, 0)
-    perform(asked, name, folder, PLAIN, NullObserver())
+    perform(setting, name, folder, PLAIN, NullObserver())
     run = read_run(folder, name, number=1)
-    return figures(run, ComparisonTerms(at_s=run.ends_s, target=0.0, devices=asked.devices)), run
+    return figures(run, ComparisonTerms(at_s=run.ends_s, target=0.0, devices=setting.devices)), run
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def test_fedncm_of_squeezenet_and_100_clients_costs_what_table_3_2_says(squeezen
     """1 F for each sample; 2 * 512 * 10 values * 4 bytes * 100 clients = 4.1e-3 GB, in one round."""
     task = {"bundle": str(squeezenet.path), "rounds": 20, "round_deadline_s": 1e6}
     data = {"source": "npz", "path": str(photos), "partition": "dirichlet", "alpha": 0.1}
-    asked = scenario.load("uniform", {"devices": 100, "data": data, "task": task})
-    got, run = ran(asked, "fedncm", tmp_path)
+    setting = scenario.load("uniform", {"devices": 100, "data": data, "task": task})
+    got, run = ran(setting, "fedncm", tmp_path)
     assert [line.participants for line in run.rounds] == [100]
     assert got.bytes_analytic / 1e9 == pytest.approx(4.1e-3, rel=0.005)
     assert got.bytes_up == pytest.approx(100 * 4 * (512 * 10 + 10), rel=0.02)

@@ -36,8 +36,8 @@ def ran(round_line):
     return make
 
 
-def means(found, part, policy, against=""):
-    [row] = [row for row in found.rows if (row.part, row.policy, row.against) == (part, policy, against)]
+def means(terms, part, policy, against=""):
+    [row] = [row for row in terms.rows if (row.part, row.policy, row.against) == (part, policy, against)]
     return {axis: pytest.approx(each.mean, nan_ok=True) for axis, each in row.at.items()}
 
 
@@ -53,19 +53,19 @@ def test_each_point_has_the_mean_of_the_latest_five_evaluations_up_to_it(ran):
 
 
 def test_without_groups_of_classes_there_are_their_mean_and_the_worst_of_each_evaluation(ran):
-    found = equal([ran("choose", 0, (0.9, 0.0, nan), (0.1, 0.8, nan))], AT, SHARED)  # of c no samples
-    assert means(found, "mean of classes", "choose")["rounds"] == 0.45
-    assert means(found, "worst class", "choose")["rounds"] == (0.0 + 0.1) / 2
-    assert {row.part for row in found.rows} == {"mean of classes", "worst class"}  # accuracy over all is nan
+    terms = equal([ran("choose", 0, (0.9, 0.0, nan), (0.1, 0.8, nan))], AT, SHARED)  # of c no samples
+    assert means(terms, "mean of classes", "choose")["rounds"] == 0.45
+    assert means(terms, "worst class", "choose")["rounds"] == (0.0 + 0.1) / 2
+    assert {row.part for row in terms.rows} == {"mean of classes", "worst class"}  # accuracy over all is nan
 
 
 def test_classes_of_one_group_are_told_beside_all(ran):
-    found = equal([ran("choose", 0, (1.0, 0.6, 0.2))], AT, GROUPED)
-    assert means(found, "weak alone: c", "choose")["rounds"] == 0.2
-    assert means(found, "fast alone: a, b", "choose")["rounds"] == 0.8
-    assert means(found, "all classes", "choose")["rounds"] == 0.6
-    assert {row.part for row in found.rows} == {"all classes", "fast alone: a, b", "weak alone: c"}
-    assert [(row.part, row.at["rounds"].mean) for row in found.by_class] == [
+    terms = equal([ran("choose", 0, (1.0, 0.6, 0.2))], AT, GROUPED)
+    assert means(terms, "weak alone: c", "choose")["rounds"] == 0.2
+    assert means(terms, "fast alone: a, b", "choose")["rounds"] == 0.8
+    assert means(terms, "all classes", "choose")["rounds"] == 0.6
+    assert {row.part for row in terms.rows} == {"all classes", "fast alone: a, b", "weak alone: c"}
+    assert [(row.part, row.at["rounds"].mean) for row in terms.by_class] == [
         ("a", 1.0),
         ("b", 0.6),
         ("c", 0.2),
@@ -80,12 +80,12 @@ def test_both_heads_of_a_run_stand_beside_what_it_served(ran):
         "closed_form_eval_acc": 0.5,
         "closed_form_eval_acc_by_class": (0.9, 0.7, 0.1),
     }
-    found = equal([replace(run, rounds=(replace(line, **heads),))], AT, GROUPED)
-    assert means(found, "all classes", "choose")["rounds"] == 0.6
-    assert means(found, "all classes, trained head", "choose")["rounds"] == 0.4
-    assert means(found, "all classes, closed-form head", "choose")["rounds"] == 0.5
-    assert means(found, "weak alone: c, closed-form head", "choose")["rounds"] == 0.1
-    assert not [row for row in found.rows if row.part == "weak alone: c, trained head"]  # none are kept
+    terms = equal([replace(run, rounds=(replace(line, **heads),))], AT, GROUPED)
+    assert means(terms, "all classes", "choose")["rounds"] == 0.6
+    assert means(terms, "all classes, trained head", "choose")["rounds"] == 0.4
+    assert means(terms, "all classes, closed-form head", "choose")["rounds"] == 0.5
+    assert means(terms, "weak alone: c, closed-form head", "choose")["rounds"] == 0.1
+    assert not [row for row in terms.rows if row.part == "weak alone: c, trained head"]  # none are kept
 
 
 def test_differences_are_of_runs_with_the_same_seed(ran):
@@ -120,11 +120,11 @@ def test_each_policy_is_set_against_the_nearest_rival_of_each_point_and_the_one_
 def test_runs_whose_folders_keep_no_recalls_are_named_and_have_their_accuracy(ran):
     old = ran("drop", 0, (0.5,) * 3)
     old = replace(old, rounds=tuple(replace(line, eval_acc_by_class=()) for line in old.rounds))
-    found = equal([ran("choose", 0, (0.9, 0.6, 0.3)), old], AT, GROUPED)
-    assert found.lacking == ("drop-0",)
-    assert means(found, "all classes", "choose", "drop")["rounds"] == 0.1
-    assert means(found, "weak alone: c", "choose")["rounds"] == 0.3
-    nothing = means(found, "weak alone: c", "choose", "drop")["rounds"]
+    terms = equal([ran("choose", 0, (0.9, 0.6, 0.3)), old], AT, GROUPED)
+    assert terms.lacking == ("drop-0",)
+    assert means(terms, "all classes", "choose", "drop")["rounds"] == 0.1
+    assert means(terms, "weak alone: c", "choose")["rounds"] == 0.3
+    nothing = means(terms, "weak alone: c", "choose", "drop")["rounds"]
     assert nothing == pytest.approx(nan, nan_ok=True)
     alone = equal([old], AT, GROUPED)
     assert {row.part for row in alone.rows} == {"all classes"}
@@ -133,13 +133,13 @@ def test_runs_whose_folders_keep_no_recalls_are_named_and_have_their_accuracy(ra
 
 def test_more_than_twenty_classes_are_not_told_one_by_one(ran):
     many = tuple(str(number) for number in range(21))
-    found = equal([ran("choose", 0, [0.5] * 21, labels=many)], AT, SHARED)
-    assert found.by_class == ()
-    assert means(found, "worst class", "choose")["rounds"] == 0.5
+    terms = equal([ran("choose", 0, [0.5] * 21, labels=many)], AT, SHARED)
+    assert terms.by_class == ()
+    assert means(terms, "worst class", "choose")["rounds"] == 0.5
 
 
 def test_comparisons_side_by_side_have_the_rows_of_both(ran):
-    one, other = (equal([ran(policy, 0, (0.5,) * 3)], AT, SHARED) for policy in ("a/drop", "b/drop"))
-    both = EqualTerms() + one + other
-    assert both.rows == one.rows + other.rows
+    first, other = (equal([ran(policy, 0, (0.5,) * 3)], AT, SHARED) for policy in ("a/drop", "b/drop"))
+    both = EqualTerms() + first + other
+    assert both.rows == first.rows + other.rows
     assert len(both.by_class) == 6

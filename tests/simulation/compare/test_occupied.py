@@ -27,8 +27,8 @@ def test_a_folder_is_for_one_command_until_it_is_done(tmp_path):
 
 
 def test_a_process_that_inherits_the_lock_holds_it_until_it_ends(tmp_path):
-    with folder_lock(tmp_path) as held:
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(held,))
+    with folder_lock(tmp_path) as lock:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
     with pytest.raises(ScenarioError), folder_lock(tmp_path, patience_s=0):
         pass
     child.communicate(b"\n")

@@ -86,9 +86,9 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
     with (tmp_path / "asks.jsonl").open("ab") as lines:
         lines.write(b'{"round":4,"half a line')
 
-    seen = Lines()
-    perform(SMALL, NAME, tmp_path, HOW, seen)
-    assert seen.rounds == [4]
+    watch = Lines()
+    perform(SMALL, NAME, tmp_path, HOW, watch)
+    assert watch.rounds == [4]
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
     assert (tmp_path / "checkpoint.safetensors").exists(), "it can be given more rounds"
 
@@ -106,9 +106,9 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_save_before(whole,
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(durable_files, "move_into_place", killed)
         perform(SMALL, NAME, tmp_path, HOW, NullObserver())
-    seen = Lines()
-    perform(SMALL, NAME, tmp_path, HOW, seen)
-    assert seen.rounds[0] == 2
+    lines = Lines()
+    perform(SMALL, NAME, tmp_path, HOW, lines)
+    assert lines.rounds[0] == 2
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 
 
@@ -137,9 +137,9 @@ def test_a_policy_changes_the_kinds_that_are_offered_and_nothing_else():
 @pytest.mark.slow
 def test_a_finished_run_with_more_rounds_goes_on_to_the_same_bytes(whole, tmp_path):
     perform(with_task(SMALL, rounds=2), NAME, tmp_path, HOW, NullObserver())
-    seen = Lines()
-    perform(SMALL, NAME, tmp_path, HOW, seen)
-    assert seen.rounds == [3, 4], "the first rounds are not trained again"
+    lines = Lines()
+    perform(SMALL, NAME, tmp_path, HOW, lines)
+    assert lines.rounds == [3, 4], "the first rounds are not trained again"
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 
 
@@ -151,9 +151,9 @@ def test_a_run_that_an_older_version_stopped_goes_on_and_loses_its_csv_files(who
     checkpoint.save(replace(left, mark=msgspec.structs.replace(left.mark, sizes=sizes)), tmp_path)
     for name in ("rounds.csv", "asks.csv"):
         (tmp_path / name).write_text("round\n1\n")
-    seen = Lines()
-    perform(SMALL, NAME, tmp_path, HOW, seen)
-    assert seen.rounds == [3, 4]
+    lines = Lines()
+    perform(SMALL, NAME, tmp_path, HOW, lines)
+    assert lines.rounds == [3, 4]
     assert not list(tmp_path.glob("*.csv"))
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
 

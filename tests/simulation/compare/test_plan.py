@@ -148,9 +148,9 @@ def test_a_family_that_no_policy_trains_is_warned_of_once(caplog, monkeypatch):
 def test_settings_that_change_nothing_under_any_policy_are_said():
     data = {"partition": "iid", "alpha": 0.1, "size": 16, "label_column": "kind", "generic_samples": 20}
     task = {"statistics": {"samples": 9}, "ask_all_rounds": 1}
-    wanted = scenario.load("digits", {"data": data, "task": task})
-    prepared = prepare(wanted, 0)
-    sentences = without_effect(wanted, prepared, ["choose", "drop"])
+    setting = scenario.load("digits", {"data": data, "task": task})
+    prepared = prepare(setting, 0)
+    sentences = without_effect(setting, prepared, ["choose", "drop"])
     assert sentences == (
         "ask_all_rounds has no effect without devices_per_round",
         f"data.generic_samples are held out and not used: {NO_GENERIC}",
@@ -158,4 +158,4 @@ def test_settings_that_change_nothing_under_any_policy_are_said():
         "data.size has no effect: it is of source images, not digits",
         "data.label_column has no effect: it is of source table or text or recordings or images, not digits",
     )
-    assert "statistics has no effect" in " ".join(without_effect(wanted, prepared, ["drop"]))
+    assert "statistics has no effect" in " ".join(without_effect(setting, prepared, ["drop"]))

@@ -20,16 +20,16 @@ class Noted:
     """A view that keeps what it is told."""
 
     def __init__(self):
-        self.told = []
+        self.reports = []
 
     def moved(self, name, tick):
-        self.told.append((str(name), tick.round))
+        self.reports.append((str(name), tick.round))
 
     def working(self, name, now):
-        self.told.append((str(name), f"{now.trained} trained"))
+        self.reports.append((str(name), f"{now.trained} trained"))
 
     def ended(self, name, why):
-        self.told.append((str(name), why))
+        self.reports.append((str(name), why))
 
     def close(self):
         pass
@@ -56,7 +56,7 @@ def test_every_run_is_started_with_its_policy_and_seed_and_told_of(plan, stand_i
     stand_in(f"print('not for us'); print('{TICK}', flush=True); print(sys.argv[1:], file=sys.stderr)")
     view = Noted()
     run_all(plan, plan.names, ProcessOptions(("--executor", "plain"), parallel=2), view)
-    assert sorted(view.told, key=str) == sorted(
+    assert sorted(view.reports, key=str) == sorted(
         [(str(name), what) for name in plan.names for what in (1, "")], key=str
     )
     log = (plan.of(RunName("drop", 1)) / "log.txt").read_text()
@@ -74,7 +74,7 @@ def test_runs_of_several_comparisons_have_the_names_that_they_are_given(plan, st
     }
     view = Noted()
     run_jobs(jobs, ProcessOptions((), parallel=2), view)
-    assert sorted(view.told) == [("here-0", ""), ("there-0", "")]
+    assert sorted(view.reports) == [("here-0", ""), ("there-0", "")]
     for folder in (plan.folder, other.folder):
         log = (folder / "runs" / "drop-0" / "log.txt").read_text().strip()
         assert log == str(["simulate", "--run-dir", str(folder), "--only", "drop:0"])
@@ -94,7 +94,7 @@ def test_one_that_fails_lets_the_others_go_on_and_is_named(plan, stand_in):
     view = Noted()
     with pytest.raises(SimulationError, match=r"^drop-1: no data at /nowhere$"):
         run_all(plan, plan.names, ProcessOptions((), parallel=2), view)
-    assert len(view.told) == 4
+    assert len(view.reports) == 4
 
 
 def test_a_killed_one_is_named_with_its_signal(plan, stand_in):
@@ -104,21 +104,24 @@ def test_a_killed_one_is_named_with_its_signal(plan, stand_in):
 
 
 def test_what_a_run_says_of_itself_comes_before_its_log(plan, stand_in):
-    told = '{"type":"working","round":1,"trained":7}', '{"type":"trouble","why":"no space left on device"}'
-    stand_in(f"print({told[0]!r}); print({told[1]!r}, flush=True); sys.exit('traceback')")
+    messages = (
+        '{"type":"working","round":1,"trained":7}',
+        '{"type":"trouble","why":"no space left on device"}',
+    )
+    stand_in(f"print({messages[0]!r}); print({messages[1]!r}, flush=True); sys.exit('traceback')")
     view = Noted()
     with pytest.raises(SimulationError, match=r"^choose-0: no space left on device$"):
         run_all(plan, plan.names[:1], ProcessOptions((), parallel=1), view)
-    assert view.told == [("choose-0", "7 trained"), ("choose-0", "no space left on device")]
+    assert view.reports == [("choose-0", "7 trained"), ("choose-0", "no space left on device")]
 
 
 def test_runs_inherit_what_is_held_and_a_pipe_that_tells_of_the_end(plan, stand_in, tmp_path):
-    held, other = os.pipe()
-    stand_in(f"import stat\nsys.exit(not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in ({held}, 0)))")
+    reading, other = os.pipe()
+    stand_in(f"import stat\nsys.exit(not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in ({reading}, 0)))")
     try:
-        run_all(plan, plan.names[:1], ProcessOptions((), parallel=1, locks=(held,)), Noted())
+        run_all(plan, plan.names[:1], ProcessOptions((), parallel=1, locks=(reading,)), Noted())
     finally:
-        os.close(held)
+        os.close(reading)
         os.close(other)
 
 

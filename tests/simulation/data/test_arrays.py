@@ -54,7 +54,7 @@ def test_max_keeps_a_random_part_in_its_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "message"),
     [
         ({"a": X}, "has no array 'x': it has a; expected x and y, or x_train"),
         (
@@ -71,9 +71,9 @@ def test_max_keeps_a_random_part_in_its_order(tmp_path):
         ({"x_train": X, "y_train": Y, "x_test": X[:0], "y_test": Y[:0]}, "no test samples"),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_line(tmp_path, arrays, said):
+def test_what_does_not_fit_is_said_in_one_line(tmp_path, arrays, message):
     np.savez(tmp_path / "d.npz", **arrays)
-    with pytest.raises(DataSetError, match=said) as caught:
+    with pytest.raises(DataSetError, match=message) as caught:
         load(spec(tmp_path / "d.npz"), 0)
     assert "\n" not in str(caught.value)
 

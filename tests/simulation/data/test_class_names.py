@@ -19,9 +19,9 @@ def labelled(bundle):
     """A bundle of images of 8 by 8 with these labels, as far as a source looks at it."""
 
     def make(*labels, shape=(3, 8, 8)):
-        given = msgspec.structs.replace(bundle.manifest.input, shape=shape, scale=1 / 255)
+        spec = msgspec.structs.replace(bundle.manifest.input, shape=shape, scale=1 / 255)
         return SimpleNamespace(
-            manifest=msgspec.structs.replace(bundle.manifest, labels=labels, input=given), texts=None
+            manifest=msgspec.structs.replace(bundle.manifest, labels=labels, input=spec), texts=None
         )
 
     return make
@@ -40,7 +40,9 @@ def folders(tmp_path, *names):
 def classes_of(data, place=0):
     """The name of the class of each colour, from both parts of the data."""
     x, y = np.concatenate([data.train_x, data.test_x]), np.concatenate([data.train_y, data.test_y])
-    return {(int(one.reshape(-1)[place]), data.labels[number]) for one, number in zip(x, y, strict=True)}
+    return {
+        (int(sample.reshape(-1)[place]), data.labels[number]) for sample, number in zip(x, y, strict=True)
+    }
 
 
 def test_folders_of_images_have_the_numbers_of_the_bundle_as_on_a_device(tmp_path, labelled):

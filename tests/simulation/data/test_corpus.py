@@ -41,7 +41,7 @@ class Case:
 
     content: bytes
     count: int = 4
-    said: str = ""
+    message: str = ""
     task: tuple[str, ...] = ANIMALS
     name: str = "a.csv"
     source: str = "table"
@@ -49,23 +49,23 @@ class Case:
     loss: str = "cross-entropy"
 
 
-def table(text: str, count: int = 4, said: str = "", encoding: str = "utf-8", **settings: Any) -> Case:
-    return Case(text.encode(encoding), count, said, **settings)
+def table(text: str, count: int = 4, message: str = "", encoding: str = "utf-8", **settings: Any) -> Case:
+    return Case(text.encode(encoding), count, message, **settings)
 
 
-def npz(count: int = 4, said: str = "", task: tuple[str, ...] = ANIMALS, **arrays: Any) -> Case:
+def npz(count: int = 4, message: str = "", task: tuple[str, ...] = ANIMALS, **arrays: Any) -> Case:
     file = io.BytesIO()
     pickled = any(np.asarray(array).dtype == object for array in arrays.values())
     np.savez(file, allow_pickle=pickled, **arrays)
-    return Case(file.getvalue(), count, said, task, "a.npz", "npz")
+    return Case(file.getvalue(), count, message, task, "a.npz", "npz")
 
 
-def members(files: dict[str, bytes], said: str, method: int = zipfile.ZIP_STORED, count: int = 0) -> Case:
+def members(files: dict[str, bytes], message: str, method: int = zipfile.ZIP_STORED, count: int = 0) -> Case:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-    return Case(file.getvalue(), count, said, name="a.npz", source="npz")
+    return Case(file.getvalue(), count, message, name="a.npz", source="npz")
 
 
 def npy(array: Any) -> bytes:
@@ -85,12 +85,12 @@ Y = np.array([0, 1, 2, 0])
 HUGE = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 3), }"
 WORDS = ROWS.replace("cat", "Katze").replace("dog", "Hund").replace("bird", "Vogel")
 CASES = {
-    "label last": table(LAST, said="column 'label' (by its name)"),
-    "label first": table(FIRST, said="column 'label' (by its name)"),
+    "label last": table(LAST, message="column 'label' (by its name)"),
+    "label first": table(FIRST, message="column 'label' (by its name)"),
     "label in the middle": table("a,Class,b,c\n1,cat,2,3\n4,dog,5,6\n7,bird,8,9\n1,cat,5,9\n"),
-    "another name, words": table("kind,a,b,c\n" + FIRST.split("\n", 1)[1], said="holds labels of the task"),
-    "no header": table(ROWS, said="column 3"),
-    "no header, label first": table(FIRST.split("\n", 1)[1], said="column 0"),
+    "another name, words": table("kind,a,b,c\n" + FIRST.split("\n", 1)[1], message="holds labels of the task"),
+    "no header": table(ROWS, message="column 3"),
+    "no header, label first": table(FIRST.split("\n", 1)[1], message="column 0"),
     "semicolons": table(LAST.replace(",", ";")),
     "tabs": table(LAST.replace(",", "\t"), name="a.tsv"),
     "tabs in .csv": table(LAST.replace(",", "\t")),
@@ -119,9 +119,9 @@ CASES = {
     "label and target": table(
         LAST.replace("c,label", "target,class").replace("3,", "cat,"), 0, "several may be: target, class"
     ),
-    "ragged": table(LAST + "1,2\n1,2,3,4,cat\n", said="a row of another length: 2"),
-    "NaN, inf and empty": table(LAST + "nan,1,1,cat\ninf,1,1,dog\n,1,1,dog\nNA,1,1,cat\n", said="not finite: 2"),
-    "underscores": table(LAST + "1_000,1,1,cat\n", said="a feature that is no number: 1"),
+    "ragged": table(LAST + "1,2\n1,2,3,4,cat\n", message="a row of another length: 2"),
+    "NaN, inf and empty": table(LAST + "nan,1,1,cat\ninf,1,1,dog\n,1,1,dog\nNA,1,1,cat\n", message="not finite: 2"),
+    "underscores": table(LAST + "1_000,1,1,cat\n", message="a feature that is no number: 1"),
     "true and false": table(LAST.replace("1,", "true,").replace("4,", "False,").replace("7,", "true,")),
     "dates": table(LAST.replace("1,", "2024-01-03,").replace("4,", "2024-01-04,").replace("7,", "x,"), 0, "words"),
     "a date left out": table(
@@ -133,24 +133,24 @@ CASES = {
         columns={"feature_columns": "a,2-3"},
     ),
     "index without a name": table(
-        "," + HEAD + "".join(f"{i},{row}\n" for i, row in enumerate(ROWS.split())), said="numbers the rows"
+        "," + HEAD + "".join(f"{i},{row}\n" for i, row in enumerate(ROWS.split())), message="numbers the rows"
     ),
     "index as R writes it": table(HEAD + "".join(f"{i},{row}\n" for i, row in enumerate(ROWS.split(), 1))),
-    "id": table("id," + HEAD + "".join(f"{7 * i},{row}\n" for i, row in enumerate(ROWS.split())), said="'id' is"),
+    "id": table("id," + HEAD + "".join(f"{7 * i},{row}\n" for i, row in enumerate(ROWS.split())), message="'id' is"),
     "decimal comma": table(
-        LAST.replace(",", ";").replace("2;", "2,5;").replace("6;", "0,25;"), said="numbers have a decimal comma"
+        LAST.replace(",", ";").replace("2;", "2,5;").replace("6;", "0,25;"), message="numbers have a decimal comma"
     ),
-    "thousands": table(LAST.replace("2,", '"1,234.5",').replace("8,", '"1,000",'), said="between thousands"),
+    "thousands": table(LAST.replace("2,", '"1,234.5",').replace("8,", '"1,000",'), message="between thousands"),
     "decimal comma or thousands": table(LAST.replace("2,", '"1,234",').replace("8,", '"2,500",'), 0, "may be a dec"),
     "a client's column": table(
         LAST.replace("a,", "client,a,").replace("\n1,", "\nann,1,").replace("\n4", "\nbob,4").replace("\n7", "\nann,7"),
-        said="client",
+        message="client",
     ),
     "other alphabets": table(LAST.replace("label", "метка").replace("a,", "größe,"), columns={"label_column": "Метка"}),
     "labels in another case": table(LAST.replace("cat", " Cat ")),
     "Latin-1": table(LAST.replace("a,", "größe,"), 0, "iconv", encoding="cp1252"),
     "zip": Case(b"PK\x03\x04\x14\x00\x00\x00" * 9, 0),
-    "a wide cell": table(LAST + "x" * 1500 + ",1,1,cat\n", said="a feature that is no number: 1"),
+    "a wide cell": table(LAST + "x" * 1500 + ",1,1,cat\n", message="a feature that is no number: 1"),
     "a quote that is not closed": table(LAST + '1,2,3,"cat\n1,2,3,dog\n', 0, "not closed"),
     "one class": table(LAST.replace("dog", "cat").replace("bird", "cat")),
     "one row": table(HEAD + "1,2,3,cat\n", 1),
@@ -166,8 +166,8 @@ CASES = {
     "float labels": table(HEAD + NUMBERED.replace("0\n", "0.0\n").replace("1\n", "1.0\n").replace("2\n", "2.0\n")),
     "true and false as labels": table(HEAD + ROWS.replace("cat", "True").replace("dog", "False"), 3, "'bird'",
                                       task=("no", "yes", "maybe")),
-    "a negative label": table(LAST + "1,1,1,-1\n", said="label '-1' is not of the task: 1"),
-    "another label": table(LAST + "1,1,1,cow\n", said="label 'cow' is not of the task: 1"),
+    "a negative label": table(LAST + "1,1,1,-1\n", message="label '-1' is not of the task: 1"),
+    "another label": table(LAST + "1,1,1,cow\n", message="label 'cow' is not of the task: 1"),
     "labels of another task": table(HEAD + WORDS, 0, "is not of the task"),
     "words for a task of numbers": table(LAST, 0, "is not of the task", task=DIGITS),
     "targets": table(LAST.replace("label", "price").replace("cat", "1.5").replace("dog", "-2").replace("bird", "7"),
@@ -181,7 +181,7 @@ CASES = {
     "texts without header": table(TEXTS.split("\n", 1)[1], source="text"),
     "texts, label first": table("label,text\ncat,good film\ndog,bad end\nbird,so so\ncat,fine\n", source="text"),
     "texts with commas": table(TEXTS.replace(",", "\t").replace("good", "good, great"), source="text", name="a.tsv"),
-    "an empty text": table(TEXTS + '"  ",cat\n', source="text", said="an empty text: 1"),
+    "an empty text": table(TEXTS + '"  ",cat\n', source="text", message="an empty text: 1"),
     "texts and clients": table(
         "groups,text,label\nann,good,cat\nbob,bad,dog\nann,so,bird\nbob,fine,cat\n", source="text"
     ),
@@ -191,7 +191,7 @@ CASES = {
     "arrays": npz(x=X, y=Y),
     "arrays of bytes": npz(x=X.astype(np.uint8), y=Y.astype(np.uint8)),
     "arrays in another case": npz(X=X, Y=Y),
-    "features and labels": npz(features=X, labels=Y, said="samples: features, labels: labels"),
+    "features and labels": npz(features=X, labels=Y, message="samples: features, labels: labels"),
     "training alone": npz(X_train=X, Y_train=Y),
     "named y": npz(x=X, y=np.array(["cat", "dog", "bird", "cat"])),
     "y as bytes": npz(x=X, y=np.array([b"cat", b"dog", b"bird", b"cat"])),
@@ -221,7 +221,7 @@ CASES = {
     "a packed table": Case(b"\x1f\x8b\x08", 0, "a packed file: unpack it", name="a.csv.gz"),
     "a table called .data": table(LAST, 0, "call it .csv if it is a table of text", name="iris.data"),
     "an index of pandas": table(
-        "a,b,c,label,__index_level_0__\n" + "".join(f"{row},7\n" for row in ROWS.split()), said="'__index_level_0__' is left out"
+        "a,b,c,label,__index_level_0__\n" + "".join(f"{row},7\n" for row in ROWS.split()), message="'__index_level_0__' is left out"
     ),
     "no zip": Case(zlib.compress(b"text"), 0, "not a .npz file", name="a.npz", source="npz"),
     "half a zip": Case(npz(x=X, y=Y).content[:200], 0, "not a .npz file", name="a.npz", source="npz"),
@@ -248,7 +248,7 @@ def samples_of(x, y):
     if not len(x):
         return []
     x = np.asarray(x, np.float32 if x.dtype.kind == "f" else x.dtype).reshape(len(x), -1).astype(np.float32)
-    return sorted((one.tolist(), np.ravel(label).tolist()) for one, label in zip(x, y, strict=True))
+    return sorted((sample.tolist(), np.ravel(label).tolist()) for sample, label in zip(x, y, strict=True))
 
 
 def on_a_device(path, case, task):
@@ -256,10 +256,14 @@ def on_a_device(path, case, task):
     source = SampleSource(path, **case.columns)
     samples = LocalSamples(source, task.manifest, Selection(0.0), task.texts)
     samples.refresh()
-    told = report(samples)
-    assert told.samples == len(samples.training) == (sum(one.samples for one in told.classes) or told.samples)
-    skipped = [f"{one.reason}: {one.count}" for one in samples.skipped]
-    if not told.samples:
+    summary = report(samples)
+    assert (
+        summary.samples
+        == len(samples.training)
+        == (sum(group.samples for group in summary.classes) or summary.samples)
+    )
+    skipped = [f"{group.reason}: {group.count}" for group in samples.skipped]
+    if not summary.samples:
         with pytest.raises(DataError):  # as `join` begins
             open_samples(source, task.manifest, Selection(0.0), task.texts)
     y = samples.training.y
@@ -282,8 +286,8 @@ def test_every_reader_makes_the_same_of_a_file(name, tmp_path, bundle):
     case = CASES[name]
     path, task = tmp_path / case.name, task_of(case, bundle)
     path.write_bytes(case.content)
-    samples, skipped, told = on_a_device(path, case, task)
-    assert len(samples) == case.count, told
+    samples, skipped, texts = on_a_device(path, case, task)
+    assert len(samples) == case.count, texts
     spec = {"table": dr.data.table, "text": dr.data.text, "npz": dr.data.npz}[case.source](
         path, **case.columns
     )
@@ -297,18 +301,18 @@ def test_every_reader_makes_the_same_of_a_file(name, tmp_path, bundle):
     if case.count < 2:
         with pytest.raises(DataSetError) as caught:
             load(spec, 0, task)
-        said = str(caught.value)
-        assert all(one.rsplit(": ", 1)[0] in said for one in skipped), (skipped, said)
-        assert case.said in said
-        assert case.said in " ".join(told)
+        error = str(caught.value)
+        assert all(line.rsplit(": ", 1)[0] in error for line in skipped), (skipped, error)
+        assert case.message in error
+        assert case.message in " ".join(texts)
         return
     simulated, notes = in_a_simulation(spec, task)
     assert simulated == samples
     assert [note for note in notes if note.startswith("left out")] == [
-        note for note in notes if any(note.startswith(f"left out: {one}") for one in skipped)
+        note for note in notes if any(note.startswith(f"left out: {line}") for line in skipped)
     ]
     assert sum(note.startswith("left out") for note in notes) == len(skipped)
-    assert case.said in " ".join((*notes, *told))
+    assert case.message in " ".join((*notes, *texts))
 
 
 def test_the_corpus_is_large_enough():

@@ -114,8 +114,8 @@ def test_what_stays_of_own_arrays_stays_in_their_memory_and_is_the_same(name):
     own = X.copy()
     expected, data = (cut(replace(WHOLE, train_x=x), spec(**settings), 4) for x in (X, own))
     assert np.shares_memory(data.train_x, own)
-    for one, other in ((data.train_x, expected.train_x), (data.test_x, expected.test_x)):
-        assert one.tolist() == other.tolist()
+    for actual, other in ((data.train_x, expected.train_x), (data.test_x, expected.test_x)):
+        assert actual.tolist() == other.tolist()
     if expected.generic is not None:
         assert data.generic.x.tolist() == expected.generic.x.tolist()
 

@@ -45,26 +45,26 @@ def data():
 @pytest.mark.parametrize("fields", EVERY, ids=str)
 def test_a_seed_gives_the_same_parts_and_another_others(data, fields):
     spec = DataSpec(**fields)
-    one, again, other = (divide(data, spec, 20, seed) for seed in (1, 1, 2))
-    assert len(one) == 20
-    assert all(len(part) and part.dtype == np.int64 and (np.diff(part) > 0).all() for part in one)
-    assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
-    assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    first, again, other = (divide(data, spec, 20, seed) for seed in (1, 1, 2))
+    assert len(first) == 20
+    assert all(len(part) and part.dtype == np.int64 and (np.diff(part) > 0).all() for part in first)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize(("fields", "known"), list(zip(EVERY, MARKS, strict=True)), ids=str)
-def test_partitions_are_the_same_bits_from_version_to_version(data, fields, known):
-    assert mark(divide(data, DataSpec(**fields), 20, 1)) == known
-    assert mark(divide_fleet(data, DataSpec(**fields), fleets.load("mixed").draw(20, 1))) == known
+@pytest.mark.parametrize(("fields", "expected"), list(zip(EVERY, MARKS, strict=True)), ids=str)
+def test_partitions_are_the_same_bits_from_version_to_version(data, fields, expected):
+    assert mark(divide(data, DataSpec(**fields), 20, 1)) == expected
+    assert mark(divide_fleet(data, DataSpec(**fields), fleets.load("mixed").draw(20, 1))) == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "known"), [("buffered", "220c9c36"), ("digits", "4dcd4f82"), ("ten-thousand", "e661f1a2")]
+    ("name", "expected"), [("buffered", "220c9c36"), ("digits", "4dcd4f82"), ("ten-thousand", "e661f1a2")]
 )
-def test_shipped_scenarios_divide_their_data_as_they_always_have(name, known):
-    made = scenario.load(name)
-    fleet = made.fleet.draw(made.devices, 0)
-    assert mark(divide_fleet(load(made.data, 0), made.data, fleet)) == known
+def test_shipped_scenarios_divide_their_data_as_they_always_have(name, expected):
+    shipped = scenario.load(name)
+    fleet = shipped.fleet.draw(shipped.devices, 0)
+    assert mark(divide_fleet(load(shipped.data, 0), shipped.data, fleet)) == expected
 
 
 @pytest.mark.parametrize("fields", EVERY, ids=str)
@@ -107,7 +107,7 @@ def test_many_devices_of_few_samples():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"source": "nope"}, "source is 'nope', expected one of digits, npz"),
         ({"partition": "nope"}, "partition is 'nope', expected one of iid, dirichlet, "),
@@ -118,8 +118,8 @@ def test_many_devices_of_few_samples():
         ({"reuse": True}, "reuse = true needs samples_per_client"),
     ],
 )
-def test_a_table_that_cannot_be_meant_is_refused(fields, said):
-    with pytest.raises(msgspec.ValidationError, match=said):
+def test_a_table_that_cannot_be_meant_is_refused(fields, message):
+    with pytest.raises(msgspec.ValidationError, match=message):
         msgspec.convert(fields, DataSpec)
 
 
@@ -139,7 +139,7 @@ def drawn(seed=0, devices=20, **shares):
     return fleets.read({"name": "f", "groups": groups}).draw(devices, seed)
 
 
-def held(data, fleet, groups, **fields):
+def parts_of(data, fleet, groups, **fields):
     """All samples of each group's devices."""
     spec = msgspec.convert({"partition": "dirichlet-by-class", **fields, "groups": groups}, DataSpec)
     parts = divide_fleet(data, spec, fleet)
@@ -154,45 +154,45 @@ def held(data, fleet, groups, **fields):
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "dirichlet-by-class", "shards", "classes"])
 def test_classes_of_a_group_are_with_its_devices_alone_and_the_others_share_the_rest(data, partition):
-    found = held(data, drawn(), {"weak": {"classes": [7, 8, 9]}}, partition=partition)
-    assert set(data.train_y[found["weak"]].tolist()) == {7, 8, 9}
-    assert set(data.train_y[found["strong"]].tolist()) == set(range(7))
-    assert set(data.train_y[found["far"]].tolist()) == set(range(7))
+    parts = parts_of(data, drawn(), {"weak": {"classes": [7, 8, 9]}}, partition=partition)
+    assert set(data.train_y[parts["weak"]].tolist()) == {7, 8, 9}
+    assert set(data.train_y[parts["strong"]].tolist()) == set(range(7))
+    assert set(data.train_y[parts["far"]].tolist()) == set(range(7))
 
 
 def test_groups_that_name_a_class_share_it_by_their_devices(data):
     """15 devices name class 3: 10 strong ones and 5 weak ones."""
     rest = {"far": {"classes": [0, 1, 2, *range(4, 10)]}}
-    found = held(data, drawn(), {"strong": {"classes": [3]}, "weak": {"classes": [3]}, **rest})
+    parts = parts_of(data, drawn(), {"strong": {"classes": [3]}, "weak": {"classes": [3]}, **rest})
     threes = int((data.train_y == 3).sum())
-    assert abs(len(found["strong"]) - threes * 2 / 3) < 1
-    assert len(found["strong"]) + len(found["weak"]) == threes
-    assert len(found["far"]) == 1000 - threes
+    assert abs(len(parts["strong"]) - threes * 2 / 3) < 1
+    assert len(parts["strong"]) + len(parts["weak"]) == threes
+    assert len(parts["far"]) == 1000 - threes
 
 
 def test_a_share_is_of_what_no_group_names_and_others_share_what_is_left_by_their_devices(data):
     """15 devices without a share, of which 10 are strong, share 600 of 1,000 samples."""
-    found = held(data, drawn(), {"far": {"share": 0.4}})
-    assert {name: len(samples) for name, samples in found.items()} == {"far": 400, "strong": 400, "weak": 200}
+    parts = parts_of(data, drawn(), {"far": {"share": 0.4}})
+    assert {name: len(samples) for name, samples in parts.items()} == {"far": 400, "strong": 400, "weak": 200}
     named = int(np.isin(data.train_y, (7, 8, 9)).sum())
-    found = held(data, drawn(), {"weak": {"classes": [7, 8, 9]}, "far": {"share": 0.4}})
-    assert len(found["far"]) == round(0.4 * (1000 - named))
+    parts = parts_of(data, drawn(), {"weak": {"classes": [7, 8, 9]}, "far": {"share": 0.4}})
+    assert len(parts["far"]) == round(0.4 * (1000 - named))
 
 
 def test_shares_may_be_thirds_written_as_decimals(data):
     shares = {name: {"share": 0.3333333} for name in ("strong", "weak", "far")}
-    assert sorted(len(samples) for samples in held(data, drawn(), shares).values()) == [333, 333, 334]
+    assert sorted(len(samples) for samples in parts_of(data, drawn(), shares).values()) == [333, 333, 334]
     shares["far"] = {"share": 0.3333335}
-    assert sorted(len(samples) for samples in held(data, drawn(), shares).values()) == [333, 333, 334]
+    assert sorted(len(samples) for samples in parts_of(data, drawn(), shares).values()) == [333, 333, 334]
 
 
 @pytest.mark.parametrize("partition", ["iid", "natural"])
 def test_speakers_of_a_group_are_with_its_devices_alone(data, partition):
     """100 speakers of 10 samples."""
-    found = held(data, drawn(), {"weak": {"speakers": list(range(30, 40))}}, partition=partition)
-    assert set(data.groups[found["weak"]].tolist()) == set(range(30, 40))
-    assert not set(data.groups[found["strong"]].tolist()) & set(range(30, 40))
-    assert len(found["weak"]) == 100
+    parts = parts_of(data, drawn(), {"weak": {"speakers": list(range(30, 40))}}, partition=partition)
+    assert set(data.groups[parts["weak"]].tolist()) == set(range(30, 40))
+    assert not set(data.groups[parts["strong"]].tolist()) & set(range(30, 40))
+    assert len(parts["weak"]) == 100
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_speakers_of_a_group_are_with_its_devices_alone(data, partition):
 def test_classes_of_one_group_alone_are_those_that_no_other_group_is_dealt(data, groups, alone):
     fleet = drawn(strong=0.5, weak=0.25, far=0.25)
     names = tuple(fleet.spec.groups)
-    dealt = {group: set(data.train_y[part].tolist()) for group, part in held(data, fleet, groups).items()}
+    dealt = {group: set(data.train_y[part].tolist()) for group, part in parts_of(data, fleet, groups).items()}
     spec = msgspec.convert({"groups": groups}, DataSpec)
     assert spec.held_alone(names, 10) == alone
     for group in names if alone else ():
@@ -227,8 +227,8 @@ def test_samples_of_nobody_are_with_all_groups_though_others_name_speakers(data)
     """100 samples of nobody, 5 for each of 20 devices."""
     mixed = DataSet(data.train_x, data.train_y, data.test_x, data.test_y, data.labels, data.groups - 10)
     mixed.groups[mixed.groups < 0] = -1
-    found = held(mixed, drawn(), {"weak": {"speakers": list(range(10))}}, partition="natural")
-    nobody_s = {name: int((mixed.groups[samples] == -1).sum()) for name, samples in found.items()}
+    parts = parts_of(mixed, drawn(), {"weak": {"speakers": list(range(10))}}, partition="natural")
+    nobody_s = {name: int((mixed.groups[samples] == -1).sum()) for name, samples in parts.items()}
     assert nobody_s == {"far": 25, "strong": 50, "weak": 25}
 
 
@@ -238,7 +238,7 @@ def test_by_natural_a_speaker_is_with_one_device_also_where_groups_have_shares(d
     speakers = [set(data.groups[part].tolist()) for part in parts]
     assert sum(map(len, speakers)) == len(set.union(*speakers)) == 100
     fleet = drawn()
-    assert sum(len(mine) for i, mine in enumerate(speakers) if fleet.group(i) == "weak") == 50
+    assert sum(len(own) for i, own in enumerate(speakers) if fleet.group(i) == "weak") == 50
 
 
 def test_natural_has_a_speaker_for_every_device_where_there_are_as_many(data):
@@ -250,18 +250,18 @@ def test_natural_has_a_speaker_for_every_device_where_there_are_as_many(data):
 def test_a_seed_gives_groups_the_same_parts_in_whichever_order_they_are_written(data, fields):
     groups = {"weak": {"classes": [7, 8, 9]}, "far": {"share": 0.5}}
     turned = dict(reversed(groups.items()))
-    one, again, other = (
+    first, again, other = (
         divide_fleet(data, msgspec.convert({**fields, "groups": written}, DataSpec), fleet)
         for written, fleet in (
             (groups, drawn(1)), (turned, drawn(1, far=0.25, strong=0.5, weak=0.25)), (groups, drawn(2)),
         )
     )  # fmt: skip
-    assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
-    assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("groups", "fields", "said"),
+    ("groups", "fields", "message"),
     [
         ({"wek": {"classes": [1]}}, {}, "data.groups.wek: none of the fleet's 20 devices is of this group"),
         ({"weak": {"classes": [1, 12]}}, {}, "data.groups.weak has class 12, the data has 10, from 0 to 9"),
@@ -298,10 +298,10 @@ def test_a_seed_gives_groups_the_same_parts_in_whichever_order_they_are_written(
         ),
     ],
 )
-def test_what_groups_cannot_hold_is_said_with_the_group(data, groups, fields, said):
+def test_what_groups_cannot_hold_is_said_with_the_group(data, groups, fields, message):
     with pytest.raises(DataSetError) as caught:
-        held(data, drawn(), groups, **fields)
-    assert str(caught.value).startswith(said)
+        parts_of(data, drawn(), groups, **fields)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_group_without_devices_cannot_hold_anything(data):
@@ -309,8 +309,8 @@ def test_a_group_without_devices_cannot_hold_anything(data):
     with pytest.raises(
         DataSetError, match="data.groups.weak: none of the fleet's 3 devices is of this group"
     ):
-        held(data, fleet, {"weak": {"classes": [1]}})
-    assert len(held(data, fleet, {"strong": {"share": 1.0}})["strong"]) == 1000
+        parts_of(data, fleet, {"weak": {"classes": [1]}})
+    assert len(parts_of(data, fleet, {"strong": {"share": 1.0}})["strong"]) == 1000
 
 
 def test_speakers_cannot_be_named_where_the_data_has_none():

@@ -33,7 +33,7 @@ def test_packed_and_unpacked_files_are_read(folder):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"\x00\x00\x08\x01\x00\x00\x00\x03\x01\x02", r"has 2 values, expected 3 for \(3,\)"),
         (b"\x00\x00\x0d\x01\x00\x00\x00\x00", "begins with 00 00 0d 01, expected 00 00 08 01"),
@@ -42,9 +42,9 @@ def test_packed_and_unpacked_files_are_read(folder):
         (b"", "expected 00 00 08 01"),
     ],
 )
-def test_a_damaged_file_is_named_with_what_was_expected(folder, content, said):
+def test_a_damaged_file_is_named_with_what_was_expected(folder, content, message):
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(content)
-    with pytest.raises(DataSetError, match=f"train-labels-idx1-ubyte.gz .*{said}"):
+    with pytest.raises(DataSetError, match=f"train-labels-idx1-ubyte.gz .*{message}"):
         load(DataSpec(source="mnist", path=str(folder)), 0)
 
 

@@ -91,7 +91,7 @@ def test_images_are_decoded_once_and_again_when_one_changes(tree, monkeypatch):
     first = load(spec(tree, size=4), 0)
     assert isinstance(first.train_x, np.memmap)
     decode = module.FolderTask._decoded
-    monkeypatch.setattr(module.FolderTask, "_decoded", lambda *given: pytest.fail("decoded again"))
+    monkeypatch.setattr(module.FolderTask, "_decoded", lambda *arguments: pytest.fail("decoded again"))
     assert np.array_equal(load(spec(tree, size=4), 0).train_x, first.train_x)
     monkeypatch.setattr(module.FolderTask, "_decoded", decode)
     picture(tree / "train" / "dog" / "1.png", (9, 9, 9), (7, 7))
@@ -120,7 +120,7 @@ def same_on_a_device(root, manifest, **fields):
     y = np.concatenate([simulated.train_y, simulated.test_y])
     device = local_data.open_samples(root, manifest)
     both = [
-        sorted((number, one.tobytes()) for one, number in zip(xs, ys.tolist(), strict=True))
+        sorted((number, sample.tobytes()) for sample, number in zip(xs, ys.tolist(), strict=True))
         for xs, ys in ((x, y), (device.everything.x, device.everything.y))
     ]
     assert both[0] == both[1]
@@ -129,8 +129,8 @@ def same_on_a_device(root, manifest, **fields):
 
 @pytest.fixture
 def pets(bundle):
-    given = InputSpec((3, 8, 8), 1 / 255, (0.5,), (0.25,))
-    return msgspec.structs.replace(bundle.manifest, input=given, labels=("cat", "dog", "caf\u00e9"))
+    small = InputSpec((3, 8, 8), 1 / 255, (0.5,), (0.25,))
+    return msgspec.structs.replace(bundle.manifest, input=small, labels=("cat", "dog", "caf\u00e9"))
 
 
 def test_a_corpus_of_photos_gives_a_simulation_what_it_gives_a_device(tmp_path, pets, caplog):
@@ -205,13 +205,13 @@ def test_folders_of_a_level_are_clients(tmp_path, pets, level, place):
         for n in range(count):
             path = tmp_path / place.format(client=client, label=label, n=n)
             picture(path, ({"ann": 50, "bob": 100, "cy": 150}[client], n, 0))
-    for known in (None, SimpleNamespace(manifest=pets, texts=None)):
-        data = load(spec(tmp_path, client_level=level, partition="natural", test_share=0.2), 0, known)
+    for bundle_ in (None, SimpleNamespace(manifest=pets, texts=None)):
+        data = load(spec(tmp_path, client_level=level, partition="natural", test_share=0.2), 0, bundle_)
         reds = data.train_x[:, 0].reshape(len(data.train_x), -1)[:, 0]
         assert {(int(red) // 50 - 1, group) for red, group in zip(reds, data.groups, strict=True)} == {
             (0, 0), (1, 1), (2, 2),
         }  # fmt: skip
-        assert data.labels == (("cat", "dog") if known is None else pets.labels)
+        assert data.labels == (("cat", "dog") if bundle_ is None else pets.labels)
 
 
 def test_a_level_of_clients_is_for_pictures(tmp_path):
@@ -229,14 +229,14 @@ def test_classes_without_a_bundle_do_not_differ_by_case_or_accents(tmp_path):
     assert data.labels == ("Cat", "cafe\u0301")
 
 
-@pytest.mark.parametrize("column, asked", [("client", ""), ("taken by", "taken by")])
-def test_a_table_that_lists_pictures_may_name_their_clients(tmp_path, pets, column, asked):
+@pytest.mark.parametrize("column, name", [("client", ""), ("taken by", "taken by")])
+def test_a_table_that_lists_pictures_may_name_their_clients(tmp_path, pets, column, name):
     for number in range(9):
         picture(tmp_path / "all" / f"{number}.jpg", (20 * number, 9, 9))
     rows = "".join(f"all/{n}.jpg,{('cat', 'dog')[n % 2]},{('zoe', 'ann', 'bo')[n % 3]}\n" for n in range(9))
     (tmp_path / "list.csv").write_text(f"file,label,{column}\n{rows}")
-    known = SimpleNamespace(manifest=pets, texts=None)
-    data = load(spec(tmp_path, client_column=asked, partition="natural", test_share=0.2), 0, known)
+    bundle_ = SimpleNamespace(manifest=pets, texts=None)
+    data = load(spec(tmp_path, client_column=name, partition="natural", test_share=0.2), 0, bundle_)
     numbers = np.rint(data.train_x[:, 0, 4, 4] / 20).astype(int)
     assert (data.groups == np.array([2, 0, 1])[numbers % 3]).all()
     assert (data.train_y == numbers % 2).all()
@@ -255,8 +255,8 @@ def test_sounds_may_have_numbers_as_targets(tmp_path, bundle):
     (tmp_path / "loud.csv").write_text(f"file,level,depth\n{rows}")
     columns = ("depth", "level")
     target = targets_of("mae", columns, columns=columns, mean=(1.0, 2.0), std=(1.0, 2.0))
-    given = InputSpec((1, 61, 40), 1 / 255)
-    manifest = msgspec.structs.replace(bundle.manifest, input=given, labels=columns, loss=target)
+    sounds = InputSpec((1, 61, 40), 1 / 255)
+    manifest = msgspec.structs.replace(bundle.manifest, input=sounds, labels=columns, loss=target)
     data = load(spec(tmp_path, test_share=0.2), 0, SimpleNamespace(manifest=manifest, texts=None))
     assert data.labels == columns
     ordered = np.concatenate([data.train_y, data.test_y])
@@ -275,7 +275,7 @@ def test_no_folder_called_by_a_number_counts_if_one_is_beyond_the_classes(tmp_pa
     samples.refresh()
     data = load(spec(tmp_path / "in"), 0, task)
     assert samples.training.y.tolist() == [1, 1] == [*data.train_y, *data.test_y]
-    assert [one.count for one in samples.skipped] == [4]
+    assert [group.count for group in samples.skipped] == [4]
     (tmp_path / "in" / "labels.toml").write_text('[labels]\n1 = "cat"\n2 = "dog"\n')
     data = load(spec(tmp_path / "in"), 0, task)
     assert sorted([*data.train_y, *data.test_y]) == [0, 0, 1, 1, 1, 1]

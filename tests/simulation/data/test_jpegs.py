@@ -33,8 +33,8 @@ def test_images_are_decoded_and_kept(tmp_path, cache_folder):
     assert (data.train_x.shape, data.train_x.dtype) == ((2, 3, 8, 8), np.uint8)
     assert data.train_x.mean((1, 2, 3)) == pytest.approx([10, 200], abs=2)
     assert (data.train_y.tolist(), data.labels) == ([0, 1], ("dark", "light"))
-    [kept] = cache_folder.iterdir()
-    assert sorted(file.name for file in kept.iterdir()) == [
+    [folder] = cache_folder.iterdir()
+    assert sorted(file.name for file in folder.iterdir()) == [
         "class_names.npy",
         "x_test.npy",
         "x_train.npy",
@@ -42,8 +42,8 @@ def test_images_are_decoded_and_kept(tmp_path, cache_folder):
         "y_train.npy",
     ]
     before = data.train_x.copy()
-    (kept / "x_train.npy").unlink()
-    (kept / "x_train.npy").write_bytes(b"damaged")
+    (folder / "x_train.npy").unlink()
+    (folder / "x_train.npy").write_bytes(b"damaged")
     assert np.array_equal(load(spec, 0).train_x, before)
 
 

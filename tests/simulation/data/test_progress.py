@@ -93,10 +93,10 @@ def test_bars_are_drawn_and_taken_away(capsys):
     view.ended(DROP, "no such data")
     view.close()
     view.close()
-    shown = capsys.readouterr().out
-    assert "all runs" in shown
-    assert "50%" in shown
-    assert "drop-0: failed: no such data" in shown
+    text = capsys.readouterr().out
+    assert "all runs" in text
+    assert "50%" in text
+    assert "drop-0: failed: no such data" in text
 
 
 def test_bars_fit_a_terminal_of_80_columns(monkeypatch, capsys):
@@ -108,10 +108,10 @@ def test_bars_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     view = ProgressBars([name], 4)
     view.moved(name, RoundDone(3, 86400 * 3.2, 0.987, 9))
     view.close()
-    shown = capsys.readouterr().out
-    assert "…" not in shown
-    assert "round 1000: 123 trained" in shown
-    assert "98.7% at 3.2 days" in shown
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert "round 1000: 123 trained" in text
+    assert "98.7% at 3.2 days" in text
 
 
 def test_each_round_is_told_as_one_line_of_json(round_line):
@@ -132,8 +132,8 @@ def test_a_long_round_gives_signs_of_life(clock, round_line):
     teller.closed(round_line(round=3))
     clock.sleep(2)
     teller.trained(job, None)
-    told = [msgspec.json.decode(line, type=Message) for line in out.getvalue().splitlines()]
-    assert [told[0], told[2]] == [UpdatesTrained(3, 3), UpdatesTrained(4, 1)]
+    messages = [msgspec.json.decode(line, type=Message) for line in out.getvalue().splitlines()]
+    assert [messages[0], messages[2]] == [UpdatesTrained(3, 3), UpdatesTrained(4, 1)]
 
 
 def test_signs_of_life_within_a_round_are_lines_too(clock):

@@ -16,9 +16,9 @@ from device_runtime.simulation.errors import DataSetError
 @pytest.fixture
 def cut_by(bundle):
     """A bundle of windows of 2 steps of one channel, as far as a source looks at it."""
-    given = InputSpec((1, 2), 0.1, (5.0,), (2.0,), window=WindowInput(2))
+    spec = InputSpec((1, 2), 0.1, (5.0,), (2.0,), window=WindowInput(2))
     return SimpleNamespace(
-        manifest=msgspec.structs.replace(bundle.manifest, input=given, labels=("sit", "run"))
+        manifest=msgspec.structs.replace(bundle.manifest, input=spec, labels=("sit", "run"))
     )
 
 
@@ -77,9 +77,9 @@ def test_numbers_as_targets_are_those_of_a_device_in_original_units(tmp_path, cu
     assert data.labels == ("life",)
     assert data.train_x.shape == (8, 1, 2)
     for group in range(4):  # windows of rows 0 to 1 and 2 to 3
-        mine = data.train_y[data.groups == group].ravel()
-        assert mine[0] - mine[1] == 2
-        assert mine[0] % 100 == 99
+        own = data.train_y[data.groups == group].ravel()
+        assert own[0] - own[1] == 2
+        assert own[0] % 100 == 99
     on_device = local_data.load(tmp_path / "p3", manifest)
     assert target.restore(on_device.y).ravel().tolist() == [299, 297]
     assert divide(data, DataSpec(source="recordings", path="a", partition="natural"), 4, 0)

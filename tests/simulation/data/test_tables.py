@@ -60,20 +60,20 @@ def test_columns_of_a_second_file_are_found_by_their_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "column", "said"),
+    ("text", "column", "message"),
     [
         (ROWS, "size", "no column 'size' for the labels or targets: there are w, x, price, area"),
         ("w,x\n", "", "a file without samples"),
         ("w,x\nred,cat\nblue,dog\n", "x", "column 'w' holds words, such as 'red': leave it out by --feat"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused(tmp_path, text, column, said):
-    with pytest.raises(DataSetError, match=said):
+def test_a_table_that_does_not_fit_is_refused(tmp_path, text, column, message):
+    with pytest.raises(DataSetError, match=message):
         loaded(tmp_path, text, label_column=column)
 
 
 @pytest.mark.parametrize(
-    ("text", "column", "said"),
+    ("text", "column", "message"),
     [
         (ROWS + "1,2,3\n", "", "a row of another length: 1 (a.csv row 6: 3 cells, expected 4)"),
         (ROWS.replace("70", "much"), "price,area", "a target that is no number: 1 (a.csv: could not convert"),
@@ -86,10 +86,10 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path, text, column, said):
         (ROWS.replace("5,6,", "1e39,6,"), "", "values are not finite: 1 (a.csv row 4)"),
     ],
 )
-def test_a_row_that_cannot_be_read_is_left_out_and_said_as_on_a_device(tmp_path, text, column, said):
+def test_a_row_that_cannot_be_read_is_left_out_and_said_as_on_a_device(tmp_path, text, column, message):
     data = loaded(tmp_path, text, label_column=column)
     assert len(data.train_y) + len(data.test_y) == (4 if len(text) > len(ROWS) + 4 else 3)
-    assert any(note.startswith(f"left out: {said}") for note in data.notes), data.notes
+    assert any(note.startswith(f"left out: {message}") for note in data.notes), data.notes
 
 
 def test_groups_name_no_classes_where_targets_are_numbers(tmp_path):

@@ -91,15 +91,15 @@ def test_words_without_a_vector_are_unknown(folder):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("one column\nonly\n", "one column, expected several"),
         ("", "a file without samples"),
     ],
 )
-def test_damage_is_said(folder, content, said):
+def test_damage_is_said(folder, content, message):
     (folder / "train.tsv").write_text(content)
-    with pytest.raises(DataSetError, match=said):
+    with pytest.raises(DataSetError, match=message):
         load(spec(folder), 0)
 
 

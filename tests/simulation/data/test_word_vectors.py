@@ -31,16 +31,16 @@ def test_a_first_line_of_counts_is_no_word(glove):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("cat 1 2 3\ndog 1 2\n", "vectors of 2 and 3 values"),
         ("cat 1 x 3\n", "the vector of 'cat' has a value that is not a number"),
         ("the 1 2 3\n", "has none of the 5 words"),
     ],
 )
-def test_damage_is_said(glove, content, said):
+def test_damage_is_said(glove, content, message):
     glove.write_text(content)
-    with pytest.raises(DataSetError, match=said):
+    with pytest.raises(DataSetError, match=message):
         matrix(VOCABULARY, glove)
 
 

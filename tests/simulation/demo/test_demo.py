@@ -93,14 +93,14 @@ def test_figures_of_several_seeds_are_means_and_accuracy_has_its_deviation(capsy
 
 def test_weak_devices_hold_every_sample_of_their_digits_and_the_others_share_the_rest_equally():
     y = np.repeat(np.arange(10), 20)
-    held = dict(
-        zip([one.name for one in FLEET], divide_digits(y, FLEET, np.random.default_rng(3)), strict=True)
+    digits = dict(
+        zip([member.name for member in FLEET], divide_digits(y, FLEET, np.random.default_rng(3)), strict=True)
     )
-    assert {name: np.unique(y[held[name]]).tolist() for name in ("jetson", "buoy", "pi-zero")} == {
+    assert {name: np.unique(y[digits[name]]).tolist() for name in ("jetson", "buoy", "pi-zero")} == {
         "jetson": [6], "buoy": [7], "pi-zero": [8, 9],
     }  # fmt: skip
-    assert [len(part) for part in held.values()] == [24] * 5 + [20, 20, 40]
-    every = np.concatenate(list(held.values()))
+    assert [len(part) for part in digits.values()] == [24] * 5 + [20, 20, 40]
+    every = np.concatenate(list(digits.values()))
     assert len(np.unique(every)) == len(every) == 200
 
 
@@ -175,8 +175,8 @@ def test_devices_in_javascript_stand_behind_the_eight_and_in_the_picture(tmp_pat
     ]
     sends = [sent(1, "javascript-2", "full"), sent(2, "javascript-2", "full")]
     runs = [
-        replace(one, fleet=fleet)
-        for one in (run("mixed", 0, 0.5, 0.9, contributions=sends), run("dropped", 0, 0.4))
+        replace(each, fleet=fleet)
+        for each in (run("mixed", 0, 0.5, 0.9, contributions=sends), run("dropped", 0, 0.4))
     ]
     plot.draw(runs, tmp_path / "demo.png")
 
@@ -193,16 +193,16 @@ def test_a_device_in_javascript_is_started_with_its_own_samples(tmp_path, monkey
         fleet.wait(600)
         assert fleet.failed() == ""
     home = tmp_path / "devices" / "javascript-1"
-    said = (home / "device.log").read_text()
+    log = (home / "device.log").read_text()
     assert (
-        f"'--broker', 'mqtt://127.0.0.1:1', '--name', 'javascript-1', '--data', '{home}/samples.npz'" in said
+        f"'--broker', 'mqtt://127.0.0.1:1', '--name', 'javascript-1', '--data', '{home}/samples.npz'" in log
     )
-    assert "--as" not in said
+    assert "--as" not in log
     assert np.load(home / "samples.npz")["y"].shape == (2,)
 
 
 @pytest.mark.parametrize(
-    ("found", "missing", "said"),
+    ("program", "missing", "message"),
     [
         (None, (), "need Node.js 20 or newer: node is not installed"),
         ("/usr/bin/node", ("node/run.js",), "need a checkout of the project"),
@@ -210,17 +210,17 @@ def test_a_device_in_javascript_is_started_with_its_own_samples(tmp_path, monkey
     ],
 )
 def test_what_devices_in_javascript_lack_is_said_before_anything_is_run(
-    found, missing, said, tmp_path, monkeypatch, capsys
+    program, missing, message, tmp_path, monkeypatch, capsys
 ):
     for name in ("node/run.js", "vendor/ort"):
         if name not in missing:
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).touch()
-    monkeypatch.setattr(processes.shutil, "which", lambda _: found)
+    monkeypatch.setattr(processes.shutil, "which", lambda _: program)
     monkeypatch.setattr(processes, "RUNS", tmp_path / "node" / "run.js")
     monkeypatch.setattr(processes, "NEEDED", (tmp_path / "vendor" / "ort",))
     assert main(["demo", "--javascript", "3", "--run-dir", str(tmp_path / "run")]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -238,15 +238,15 @@ class OnClock:
         self.now += self.takes
 
 
-@pytest.mark.parametrize(("takes", "wanted", "behind"), [(0.03, 0.01, 3.0), (0.005, 0.01, 1.0)])
-def test_a_step_that_takes_longer_than_on_the_board_is_seen_to(takes, wanted, behind):
+@pytest.mark.parametrize(("takes", "step_s", "behind"), [(0.03, 0.01, 3.0), (0.005, 0.01, 1.0)])
+def test_a_step_that_takes_longer_than_on_the_board_is_seen_to(takes, step_s, behind):
     step = OnClock(takes)
-    assert calibration.PacedStep(step, wanted).stretch(1.0, step.time) == pytest.approx(behind, rel=0.01)
+    assert calibration.PacedStep(step, step_s).stretch(1.0, step.time) == pytest.approx(behind, rel=0.01)
 
 
 @pytest.mark.parametrize(("needed", "scale"), [(0.9, 1.0), (1.0, 1.0), (1.2, 2.0), (3.0, 4.0), (99.0, 8.0)])
 def test_the_demo_is_so_much_slower_that_the_machine_keeps_up(needed, scale):
-    assert calibration.first_kept_up(lambda one: one >= needed) == scale
+    assert calibration.first_kept_up(lambda scale_: scale_ >= needed) == scale
 
 
 def test_a_fast_board_may_fall_back_as_long_as_its_full_update_is_in_time_and_a_slow_one_is_none_anyhow():
@@ -270,7 +270,7 @@ def test_a_run_that_takes_far_too_long_is_ended_with_how_far_it_came():
     setting = DemoSetting(0, 15, 12.0, scale=4.0)
     assert setting.most_s == 4 * 120 + 3 * 15 * 12
     assert _late(setting, ClosedRounds(None), time.monotonic() + 60) == ""
-    said = _late(setting, ClosedRounds(None), time.monotonic() - 1)
-    assert said.startswith(
+    text = _late(setting, ClosedRounds(None), time.monotonic() - 1)
+    assert text.startswith(
         "0 of 15 rounds of 12 s are done after 1020 s: this machine is too busy for 8 devices"
     )

@@ -95,7 +95,7 @@ class Kept:
 
 
 @pytest.fixture(scope="session")
-def kept(exported) -> Kept:
+def lesson(exported) -> Kept:
     """Two rounds of each kind; in the second devices have kept something, and one base of two is another.
 
     Device 0 has one sample: of its two classifiers one has no rows.
@@ -132,6 +132,6 @@ def kept(exported) -> Kept:
 
 
 @pytest.fixture(scope="session")
-def kept_plainly(kept):
+def kept_plainly(lesson):
     """What the plain executor makes of the jobs of `kept`."""
-    return same(PlainExecutor(kept.inputs).run(kept.bases, kept.jobs))
+    return same(PlainExecutor(lesson.inputs).run(lesson.bases, lesson.jobs))

@@ -40,11 +40,11 @@ class Watched:
     """The plain executor, and which devices it was asked for."""
 
     def __init__(self, inputs: ExecutorInputs) -> None:
-        self.plain, self.asked = PlainExecutor(inputs), []
+        self.plain, self.calls = PlainExecutor(inputs), []
         self.name, self.closed = self.plain.name, False
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
-        self.asked.append([job.device for job in jobs])
+        self.calls.append([job.device for job in jobs])
         return self.plain.run(bases, jobs)
 
     def close(self) -> None:
@@ -54,9 +54,9 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def clients(digits: LocalData, bundle: Bundle) -> Clients:
-    given = bundle.manifest.input
-    raw = digits.x * given.std[0] + given.mean[0]
-    raw = (raw / given.scale).astype(np.float32)
+    spec = bundle.manifest.input
+    raw = digits.x * spec.std[0] + spec.mean[0]
+    raw = (raw / spec.scale).astype(np.float32)
     rng, ends = np.random.default_rng(0), np.cumsum(SIZES)
     parts = np.split(rng.permutation(len(digits.y))[: ends[-1]], ends[:-1])
     parts[3] = np.flatnonzero(digits.y == 6)[: SIZES[3]]
@@ -74,9 +74,9 @@ def jobs(
     return [TrainingJob(device, f"pi-{device}", strategy, 77, base) for device in devices]
 
 
-def results(executor, bases, asked) -> list[Result]:
+def results(executor, bases, jobs_) -> list[Result]:
     """As they come, copied: they are valid until the next."""
-    return [copied(result) for result in executor.run(bases, asked)]
+    return [copied(result) for result in executor.run(bases, jobs_)]
 
 
 def copied(result: Result) -> Result:
@@ -85,17 +85,17 @@ def copied(result: Result) -> Result:
     return replace(result, tensors={name: value.copy() for name, value in result.tensors.items()})
 
 
-def assert_alike(found: list[Result], expected: list[Result], within: float = 1e-5) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert isinstance(one, Update)
+def assert_alike(updates: list[Result], expected: list[Result], within: float = 1e-5) -> None:
+    assert len(updates) == len(expected)
+    for actual, other in zip(updates, expected, strict=True):
+        assert isinstance(actual, Update)
         assert isinstance(other, Update)
-        assert (one.kind, one.num_examples) == (other.kind, other.num_examples)
-        assert one.train_loss == pytest.approx(other.train_loss, abs=within, nan_ok=True)
-        assert one.tensors.keys() == other.tensors.keys()
+        assert (actual.kind, actual.num_examples) == (other.kind, other.num_examples)
+        assert actual.train_loss == pytest.approx(other.train_loss, abs=within, nan_ok=True)
+        assert actual.tensors.keys() == other.tensors.keys()
         for name, value in other.tensors.items():
-            assert one.tensors[name].dtype == value.dtype
-            np.testing.assert_allclose(one.tensors[name], value, atol=within, err_msg=name)
+            assert actual.tensors[name].dtype == value.dtype
+            np.testing.assert_allclose(actual.tensors[name], value, atol=within, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_head_only_kinds_are_trained_together_and_equal_the_plain_executor(input
     expected = results(PlainExecutor(inputs), bases, jobs(strategy, devices))
     for _ in range(2):  # computed, then kept
         assert_alike(results(batched, bases, jobs(strategy, devices)), expected)
-    assert watched.asked == []
+    assert watched.calls == []
 
 
 def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in_their_order(inputs, bundle):
@@ -127,27 +127,27 @@ def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in
         *jobs(few, [6]),
         *jobs(ClassMeans(), [5, 1]),
     ]
-    found = results(Batched(inputs, watched), bases, mixed)
-    assert_alike(found, results(PlainExecutor(inputs), bases, mixed))
-    assert watched.asked == [[2, 6, 5]]
-    assert [result.kind for result in found] == [job.strategy.name for job in mixed]
+    updates = results(Batched(inputs, watched), bases, mixed)
+    assert_alike(updates, results(PlainExecutor(inputs), bases, mixed))
+    assert watched.calls == [[2, 6, 5]]
+    assert [result.kind for result in updates] == [job.strategy.name for job in mixed]
 
 
 def test_on_a_gpu_as_many_are_trained_together_as_fit_its_memory(bundle):
     values = sum(array.size for array in bundle.weights().values())
-    held = bundle.manifest.graphs["train.all"].activation_bytes(64)
-    one = 16 * values + ACTIVATIONS_FACTOR * held
-    assert [fitting(bundle.manifest, times * one) for times in (0, 1.9, 2, 7.5)] == [1, 1, 2, 7]
+    activations = bundle.manifest.graphs["train.all"].activation_bytes(64)
+    each = 16 * values + ACTIVATIONS_FACTOR * activations
+    assert [fitting(bundle.manifest, times * each) for times in (0, 1.9, 2, 7.5)] == [1, 1, 2, 7]
 
 
 @pytest.mark.slow
-def test_smaller_models_and_what_takes_more_than_the_base_go_to_the_fallback(kept):
-    watched = Watched(kept.inputs)
-    found = results(Batched(kept.inputs, watched), kept.bases, kept.jobs)
-    assert_alike(found, results(PlainExecutor(kept.inputs), kept.bases, kept.jobs))
-    assert [result.variant for result in found] == [job.strategy.variant for job in kept.jobs]
-    [asked] = watched.asked
-    assert len(asked) == sum(job.strategy.name != "few-shot" for job in kept.jobs)
+def test_smaller_models_and_what_takes_more_than_the_base_go_to_the_fallback(lesson):
+    watched = Watched(lesson.inputs)
+    updates = results(Batched(lesson.inputs, watched), lesson.bases, lesson.jobs)
+    assert_alike(updates, results(PlainExecutor(lesson.inputs), lesson.bases, lesson.jobs))
+    assert [result.variant for result in updates] == [job.strategy.variant for job in lesson.jobs]
+    [devices_] = watched.calls
+    assert len(devices_) == sum(job.strategy.name != "few-shot" for job in lesson.jobs)
 
 
 def test_features_are_computed_anew_for_another_extractor_and_not_for_another_head(
@@ -159,14 +159,14 @@ def test_features_are_computed_anew_for_another_extractor_and_not_for_another_he
     other_head = {**{n: v.copy() for n, v in first.items()}, head.weight: first[head.weight] * 2}
     other_body = {**bodies, head.weight: first[head.weight]}
     bases = {"0": first, "1": other_head, "2": other_body}
-    batched, seen = Batched(inputs, PlainExecutor(inputs)), []
+    batched, sizes = Batched(inputs, PlainExecutor(inputs)), []
     features = batched._trainers[0]._features
     compute = features._model.features
-    monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
+    monkeypatch.setattr(features._model, "features", lambda x: sizes.append(len(x)) or compute(x))
     for base, computed in (("0", [23, 40]), ("1", [23, 40]), ("2", [23, 40] * 2)):
-        asked = jobs(few, [0, 2], base)
-        assert_alike(results(batched, bases, asked), results(PlainExecutor(inputs), bases, asked))
-        assert seen == computed
+        some_jobs = jobs(few, [0, 2], base)
+        assert_alike(results(batched, bases, some_jobs), results(PlainExecutor(inputs), bases, some_jobs))
+        assert sizes == computed
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +178,10 @@ def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPa
 
     torch.manual_seed(0)
     spec = ExportSpec("regression", bundle.manifest.input, bundle.manifest.labels)
-    made = export(build("linear", {"inputs": 64}), spec, tmp_path_factory.mktemp("bundles") / "regression")
-    return ExecutorInputs(made, clients, EngineSettings("onnxruntime"))
+    exported_ = export(
+        build("linear", {"inputs": 64}), spec, tmp_path_factory.mktemp("bundles") / "regression"
+    )
+    return ExecutorInputs(exported_, clients, EngineSettings("onnxruntime"))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regress
     monkeypatch.setattr(batched._trainers[0]._features._model, "features", None)  # never called
     expected = results(PlainExecutor(regression), bases, jobs(full, devices))
     assert_alike(results(batched, bases, jobs(full, devices)), expected)
-    assert watched.asked == []
+    assert watched.calls == []
 
 
 @pytest.mark.parametrize(
@@ -206,17 +208,17 @@ def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regress
 def test_full_updates_with_terms_that_heads_do_not_have_go_to_the_fallback(regression, full):
     bases, watched = {"0": regression.bundle.weights()}, Watched(regression)
     results(Batched(regression, watched), bases, jobs(full, [0, 2]))
-    assert watched.asked == [[0, 2]]
+    assert watched.calls == [[0, 2]]
 
 
 def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(inputs, bundle):
     bases, few = {"0": bundle.weights()}, FewShot(epochs=2)
-    one = 40 * (4 * (bundle.manifest.head.features + 1) + 8)  # device 2, the largest but one
-    batched = Batched(inputs, PlainExecutor(inputs), cache_bytes=one)
+    largest = 40 * (4 * (bundle.manifest.head.features + 1) + 8)  # device 2, the largest but one
+    batched = Batched(inputs, PlainExecutor(inputs), cache_bytes=largest)
     expected = results(PlainExecutor(inputs), bases, jobs(few, [0, 2, 4]))
     for _ in range(2):
         assert_alike(results(batched, bases, jobs(few, [0, 2, 4])), expected)
-    assert batched._trainers[0]._features._bytes <= one
+    assert batched._trainers[0]._features._bytes <= largest
 
 
 def test_a_job_gives_the_same_bits_whatever_is_run_beside_it(inputs, bundle):
@@ -232,11 +234,11 @@ def test_a_training_that_diverges_is_told_and_leaves_the_others(inputs, bundle):
     head = bundle.manifest.head
     spoilt = {**weights, head.weight: np.full_like(weights[head.weight], 3e38)}
     bases, few = {"0": weights, "1": spoilt}, FewShot(lr=1e30, epochs=3)
-    asked = [*jobs(few, [2], "1"), *jobs(FewShot(), [2], "0")]
-    found = results(Batched(inputs, PlainExecutor(inputs)), bases, asked)
-    assert isinstance(found[0], FailedJob)
-    assert "non-finite" in found[0].why
-    assert isinstance(found[1], Update)
+    some_jobs = [*jobs(few, [2], "1"), *jobs(FewShot(), [2], "0")]
+    updates = results(Batched(inputs, PlainExecutor(inputs)), bases, some_jobs)
+    assert isinstance(updates[0], FailedJob)
+    assert "non-finite" in updates[0].why
+    assert isinstance(updates[1], Update)
 
 
 def test_it_says_what_it_works_with_and_closes_it(inputs):
@@ -267,14 +269,14 @@ def on_torch(bundle: Bundle, clients: Clients) -> ExecutorInputs:
 def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy):
     """As far apart as in test_torch_many: a ReLU whose input is 0 to rounding falls on either side."""
     bases, watched, devices = {"0": bundle.weights()}, Watched(on_torch), [0, 1, 2, 3, 4, 6]
-    found = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
+    updates = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
     expected = results(PlainExecutor(on_torch), bases, jobs(strategy, devices))
-    assert_alike(found, expected, within=5e-4)
-    assert watched.asked == []
+    assert_alike(updates, expected, within=5e-4)
+    assert watched.calls == []
 
 
 @pytest.mark.slow
-def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(kept):
+def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(lesson):
     settings = {"epochs": 2, "lr": 0.05, "batch": 8}
     kinds = [
         registry.make("peft", {**settings, "tunable": tunable, "tunables": ()})
@@ -284,16 +286,16 @@ def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(ke
         registry.make("sparse", settings),
         registry.make("full", {**settings, "terms": {"moon": {"mu": 1.0}}}),
     ]
-    on_torch, bases = replace(kept.inputs, engine=EngineSettings("torch")), {"1": kept.bases["1"]}
-    asked = [job for kind in kinds for job in jobs(kind, [0, 1, 2], "1")]
-    found = results(Batched(on_torch, PlainExecutor(on_torch), networks=True), bases, asked)
-    assert_alike(found, results(PlainExecutor(on_torch), bases, asked), within=5e-4)
-    assert [result.memory is not None for result in found] == [False] * 12 + [True] * 3
+    on_torch, bases = replace(lesson.inputs, engine=EngineSettings("torch")), {"1": lesson.bases["1"]}
+    some_jobs = [job for kind in kinds for job in jobs(kind, [0, 1, 2], "1")]
+    updates = results(Batched(on_torch, PlainExecutor(on_torch), networks=True), bases, some_jobs)
+    assert_alike(updates, results(PlainExecutor(on_torch), bases, some_jobs), within=5e-4)
+    assert [result.memory is not None for result in updates] == [False] * 12 + [True] * 3
 
 
 def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(inputs, on_torch, bundle):
     bases, full = {"0": bundle.weights()}, FedAvg(epochs=1, batch=8)
-    for asked, networks, strategy in (
+    for inputs_, networks, strategy in (
         (inputs, None, full),
         (inputs, True, full),
         (on_torch, False, full),
@@ -302,37 +304,39 @@ def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(inputs,
         (on_torch, True, FedAvg(epochs=1, batch=8, terms=(DpSgd(),))),
         (on_torch, True, FullAndFewShot(epochs=1, batch=8)),
     ):
-        watched = Watched(asked)
-        results(Batched(asked, watched, networks=networks), bases, jobs(strategy, [1]))
-        assert watched.asked == [[1]]
+        watched = Watched(inputs_)
+        results(Batched(inputs_, watched, networks=networks), bases, jobs(strategy, [1]))
+        assert watched.calls == [[1]]
 
 
 def test_each_base_is_trained_from_by_its_own_jobs(on_torch, bundle):
     first, full = bundle.weights(), FedAvg(epochs=1, lr=0.05, batch=8)
     bases = {"4": first, "9": {name: value * np.float32(0.9) for name, value in first.items()}}
     mixed = [*jobs(full, [0], "4"), *jobs(full, [1], "9"), *jobs(full, [2], "4")]
-    found = results(Batched(on_torch, PlainExecutor(on_torch)), bases, mixed)
-    assert_alike(found, results(PlainExecutor(on_torch), bases, mixed), within=5e-4)
+    updates = results(Batched(on_torch, PlainExecutor(on_torch)), bases, mixed)
+    assert_alike(updates, results(PlainExecutor(on_torch), bases, mixed), within=5e-4)
 
 
 def with_statistics(strategy: AnyStrategy, **settings) -> AnyStrategy:
     return kind_statistics.with_class_statistics(strategy, ClassStatistics(**settings))
 
 
-def assert_statistics_alike(found: list[Result], expected: list[Result]) -> None:
+def assert_statistics_alike(updates: list[Result], expected: list[Result]) -> None:
     """Of the same samples: equal counts; numbers are a step of rounding apart at most."""
-    for one, other in zip(found, expected, strict=True):
-        ours, theirs = (class_statistics.split_statistics(result.tensors)[1] for result in (one, other))
+    for actual, other in zip(updates, expected, strict=True):
+        ours, theirs = (class_statistics.split_statistics(result.tensors)[1] for result in (actual, other))
         assert ours.keys() == theirs.keys() != set()
         rows = theirs[class_statistics.ROWS]
         width = 20 if rows.shape[1] == 10 + 2 * 20 else 64
-        mine, wanted = (class_statistics.decode(sent, (10, width)) for sent in (ours, theirs))
-        np.testing.assert_array_equal(mine.sums.counts, wanted.sums.counts)
-        means, expected_means = (known.sums.means() for known in (mine, wanted))
+        own, reference = (class_statistics.decode(sent, (10, width)) for sent in (ours, theirs))
+        np.testing.assert_array_equal(own.sums.counts, reference.sums.counts)
+        means, expected_means = (statistics.sums.means() for statistics in (own, reference))
         largest = np.abs(expected_means).max(axis=1, keepdims=True)
         step = 1.01 / 127 if rows.shape[1] == 10 + 64 else 2e-3
         assert (np.abs(means - expected_means) <= step * largest + 1e-3).all()
-        np.testing.assert_allclose(mine.moments, wanted.moments, atol=2e-3 * np.abs(wanted.moments).max())
+        np.testing.assert_allclose(
+            own.moments, reference.moments, atol=2e-3 * np.abs(reference.moments).max()
+        )
 
 
 def without_statistics(results: list[Result]) -> list[Result]:
@@ -354,17 +358,17 @@ def test_statistics_beside_heads_are_of_the_features_that_heads_learn_from(
     inputs, bundle, strategy, monkeypatch
 ):
     bases, watched, devices = {"0": bundle.weights()}, Watched(inputs), [2, 0, 1, 3, 4, 6]
-    batched, seen = Batched(inputs, watched), []
+    batched, sizes = Batched(inputs, watched), []
     features = batched._features
     compute = features._model.features
-    monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
+    monkeypatch.setattr(features._model, "features", lambda x: sizes.append(len(x)) or compute(x))
     expected = results(PlainExecutor(inputs), bases, jobs(strategy, devices))
     for _ in range(2):
-        found = results(batched, bases, jobs(strategy, devices))
-        assert_statistics_alike(found, expected)
-        assert_alike(without_statistics(found), without_statistics(expected))
-    assert seen == [SIZES[device] for device in devices]
-    assert watched.asked == []
+        updates = results(batched, bases, jobs(strategy, devices))
+        assert_statistics_alike(updates, expected)
+        assert_alike(without_statistics(updates), without_statistics(expected))
+    assert sizes == [SIZES[device] for device in devices]
+    assert watched.calls == []
 
 
 @pytest.mark.parametrize(
@@ -378,11 +382,11 @@ def test_statistics_beside_heads_are_of_the_features_that_heads_learn_from(
 def test_statistics_beside_networks_are_of_the_same_samples(on_torch, bundle, strategy):
     """Of half of the samples, where half are trained on."""
     bases, watched, devices = {"0": bundle.weights()}, Watched(on_torch), [0, 1, 2, 3, 4, 6]
-    found = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
+    updates = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
     expected = results(PlainExecutor(on_torch), bases, jobs(strategy, devices))
-    assert_statistics_alike(found, expected)
-    assert_alike(without_statistics(found), without_statistics(expected), within=5e-4)
-    assert watched.asked == []
+    assert_statistics_alike(updates, expected)
+    assert_alike(without_statistics(updates), without_statistics(expected), within=5e-4)
+    assert watched.calls == []
 
 
 def test_statistics_of_two_kinds_on_one_base_share_features_and_scalars_go_to_the_fallback(
@@ -390,37 +394,37 @@ def test_statistics_of_two_kinds_on_one_base_share_features_and_scalars_go_to_th
 ):
     full, few = with_statistics(FedAvg(epochs=1, batch=8)), with_statistics(FewShot(epochs=1))
     scalars = with_statistics(registry.make("zeroth-order"))
-    bases, watched, seen = {"0": bundle.weights()}, Watched(on_torch), []
+    bases, watched, sizes = {"0": bundle.weights()}, Watched(on_torch), []
     batched = Batched(on_torch, watched)
     compute = batched._features._model.features
-    monkeypatch.setattr(batched._features._model, "features", lambda x: seen.append(len(x)) or compute(x))
-    asked = [*jobs(full, [0, 2]), *jobs(few, [2, 0]), *jobs(scalars, [2])]
-    found = results(batched, bases, asked)
-    assert_statistics_alike(found, results(PlainExecutor(on_torch), bases, asked))
-    assert (seen, watched.asked) == ([23, 40], [[2]])
+    monkeypatch.setattr(batched._features._model, "features", lambda x: sizes.append(len(x)) or compute(x))
+    some_jobs = [*jobs(full, [0, 2]), *jobs(few, [2, 0]), *jobs(scalars, [2])]
+    updates = results(batched, bases, some_jobs)
+    assert_statistics_alike(updates, results(PlainExecutor(on_torch), bases, some_jobs))
+    assert (sizes, watched.calls) == ([23, 40], [[2]])
 
 
 def test_features_of_a_base_that_has_diverged_are_told(on_torch, bundle):
     weights = bundle.weights()
     spoilt = {name: np.full_like(value, 3e38) for name, value in weights.items()}
     for strategy in (FedAvg(epochs=1, batch=8), FewShot(epochs=1)):
-        asked = jobs(with_statistics(strategy), [2])
-        [found] = results(Batched(on_torch, PlainExecutor(on_torch)), {"0": spoilt}, asked)
-        assert isinstance(found, FailedJob)
-        assert "non-finite" in found.why
+        some_jobs = jobs(with_statistics(strategy), [2])
+        [updates] = results(Batched(on_torch, PlainExecutor(on_torch)), {"0": spoilt}, some_jobs)
+        assert isinstance(updates, FailedJob)
+        assert "non-finite" in updates.why
 
 
 def test_jobs_that_hold_samples_out_are_done_as_a_device_does_them(inputs, bundle):
     strategy = with_statistics(FewShot(epochs=1), hold_out=0.25)
     head = {held_out.CLOSED_FORM + n: bundle.weights()[n] for n in ("head.weight", "head.bias")}
     bases, watched, devices = {"0": bundle.weights(), "0//aside": head}, Watched(inputs), [0, 1, 2]
-    asked = [replace(job, aside="0//aside") for job in jobs(strategy, devices)]
-    found = results(Batched(inputs, watched), bases, asked)
-    assert watched.asked == [devices]
-    held = [int(held_out.mask(SIZES[device], 0.25, f"pi-{device}").sum()) for device in devices]
-    assert [made.num_examples for made in found] == [
-        SIZES[device] - n for device, n in zip(devices, held, strict=True)
+    some_jobs = [replace(job, aside="0//aside") for job in jobs(strategy, devices)]
+    updates = results(Batched(inputs, watched), bases, some_jobs)
+    assert watched.calls == [devices]
+    counts = [int(held_out.mask(SIZES[device], 0.25, f"pi-{device}").sum()) for device in devices]
+    assert [update.num_examples for update in updates] == [
+        SIZES[device] - n for device, n in zip(devices, counts, strict=True)
     ]
-    assert held[1] == 0
-    rights = [made.tensors[class_statistics.RIGHT][:, 0].tolist() for made in found]
-    assert rights == [[held[0]], [], [held[2]]]
+    assert counts[1] == 0
+    rights = [update.tensors[class_statistics.RIGHT][:, 0].tolist() for update in updates]
+    assert rights == [[counts[0]], [], [counts[2]]]

@@ -26,9 +26,9 @@ FOUR = ExecutorRequest(workers=4)
 def chosen(inputs):
     """What is chosen, said shortly: who trains one by one, and whether others are batched."""
 
-    def short(wanted, kinds, **changes):
-        found = choose(replace(inputs, **changes), wanted, kinds)
-        return found.name, found.batched, found.networks
+    def short(executor_request, kinds, **changes):
+        choice_ = choose(replace(inputs, **changes), executor_request, kinds)
+        return choice_.name, choice_.batched, choice_.networks
 
     return short
 
@@ -105,7 +105,7 @@ def test_requests_that_cannot_be_met_are_refused(inputs):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "kinds", "name"),
+    ("executor_request", "kinds", "name"),
     [
         (ONE, [FULL], "plain"),
         (ExecutorRequest("processes", workers=1), [FULL], "processes (1)"),
@@ -114,8 +114,8 @@ def test_requests_that_cannot_be_met_are_refused(inputs):
         (ExecutorRequest(workers=2), [FULL, *HEADS], "batched, processes (2)"),
     ],
 )
-def test_what_is_made_says_what_it_is_and_works(inputs, bases, wanted, kinds, name):
-    executor = make(inputs, wanted, kinds)
+def test_what_is_made_says_what_it_is_and_works(inputs, bases, executor_request, kinds, name):
+    executor = make(inputs, executor_request, kinds)
     try:
         assert executor.name == name
         assert len(same(executor.run(bases, jobs_of("full", 2)))) == 2

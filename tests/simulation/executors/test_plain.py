@@ -29,40 +29,42 @@ def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, inputs, b
         assert (result.num_examples, repr(result.train_loss)) == (alone.num_examples, repr(alone.train_loss))
 
 
-def test_a_job_begins_with_what_its_device_kept_and_was_sent_and_ends_with_what_it_keeps(kept):
-    executor = PlainExecutor(kept.inputs)
-    for job in kept.jobs:
-        [made] = executor.run(kept.bases, [job])
-        model = OnnxModel(kept.inputs.of(job.strategy.member), kept.bases[job.base])
-        data = kept.inputs.clients.local(job.device, model.manifest.input)
-        aside = kept.bases[job.aside] if job.aside else {}
+def test_a_job_begins_with_what_its_device_kept_and_was_sent_and_ends_with_what_it_keeps(lesson):
+    executor = PlainExecutor(lesson.inputs)
+    for job in lesson.jobs:
+        [update] = executor.run(lesson.bases, [job])
+        model = OnnxModel(lesson.inputs.of(job.strategy.member), lesson.bases[job.base])
+        data = lesson.inputs.clients.local(job.device, model.manifest.input)
+        aside = lesson.bases[job.aside] if job.aside else {}
         run = Run(job.seed, job.name, lambda: 0.0, 1.0, memory=job.memory, aside=aside)
         alone = job.strategy.train(model, data, run)
-        assert made.variant == job.strategy.variant
-        assert tensors.encode(made.tensors) == tensors.encode(alone.tensors)
-        assert (made.memory is None) == (alone.memory is None)
-        if made.memory is not None:
-            assert tensors.encode(made.memory) == tensors.encode(alone.memory)
+        assert update.variant == job.strategy.variant
+        assert tensors.encode(update.tensors) == tensors.encode(alone.tensors)
+        assert (update.memory is None) == (alone.memory is None)
+        if update.memory is not None:
+            assert tensors.encode(update.memory) == tensors.encode(alone.memory)
 
 
-def test_memory_and_what_is_beside_the_base_change_what_is_trained(kept):
+def test_memory_and_what_is_beside_the_base_change_what_is_trained(lesson):
     """Of the second round: kinds that take neither are trained to the same bits without."""
-    executor = PlainExecutor(kept.inputs)
-    second = [job for job in kept.jobs if job.round == 2 and len(kept.inputs.clients.indices(job.device)) > 1]
+    executor = PlainExecutor(lesson.inputs)
+    second = [
+        job for job in lesson.jobs if job.round == 2 and len(lesson.inputs.clients.indices(job.device)) > 1
+    ]
     without = [replace(job, memory={}, aside="") for job in second]
-    with_it, without_it = (same(executor.run(kept.bases, jobs)) for jobs in (second, without))
+    with_it, without_it = (same(executor.run(lesson.bases, jobs)) for jobs in (second, without))
     pairs = zip(second, with_it, without_it, strict=True)
-    changed = {job.strategy.name for job, one, other in pairs if one != other}
+    changed = {job.strategy.name for job, first_, other in pairs if first_ != other}
     assert changed == {"full", "full+few-shot"}
 
 
-def test_a_result_s_memory_is_the_caller_s_own(kept):
-    first, second = (job for job in kept.jobs[:2])
-    executor = PlainExecutor(kept.inputs)
-    [made] = executor.run(kept.bases, [first])
-    before = tensors.encode(made.memory)
-    list(executor.run(kept.bases, [second]))
-    assert tensors.encode(made.memory) == before
+def test_a_result_s_memory_is_the_caller_s_own(lesson):
+    first, second = (job for job in lesson.jobs[:2])
+    executor = PlainExecutor(lesson.inputs)
+    [update] = executor.run(lesson.bases, [first])
+    before = tensors.encode(update.memory)
+    list(executor.run(lesson.bases, [second]))
+    assert tensors.encode(update.memory) == before
 
 
 def test_noise_is_a_job_s_own_and_the_same_whenever_it_is_done():

@@ -51,9 +51,9 @@ next(results)
 
 @pytest.fixture(scope="module")
 def executor(inputs):
-    made = Processes(inputs, 2)
-    yield made
-    made.close()
+    pool = Processes(inputs, 2)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture
@@ -90,13 +90,13 @@ def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases
 
 @pytest.mark.slow
 def test_class_statistics_come_with_updates_bit_for_bit(executor, inputs, bases):
-    asked = [job for kind in ("full", "few-shot", "zeroth-order") for job in jobs_of(kind)]
+    all_jobs = [job for kind in ("full", "few-shot", "zeroth-order") for job in jobs_of(kind)]
     statistics = ClassStatistics(numbers="int8", most_classes=1)
     jobs = [
         replace(
             job, strategy=kind_statistics.with_class_statistics(job.strategy, statistics), rare=(label, 3)
         )
-        for job in asked
+        for job in all_jobs
         for label in (0, 1)
     ]
     plainly = same(PlainExecutor(inputs).run(bases, jobs))
@@ -107,31 +107,31 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, inputs, bases)
 
 @pytest.mark.slow
 def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_bit_for_bit(
-    kept, kept_plainly, monkeypatch
+    lesson, kept_plainly, monkeypatch
 ):
     monkeypatch.setattr(
         "device_runtime.simulation.executors.processes.RESULTS_BYTES", 1
     )  # slots are used again
-    executor = Processes(kept.inputs, 2)
+    executor = Processes(lesson.inputs, 2)
     try:
-        assert same(executor.run(kept.bases, kept.jobs)) == kept_plainly
-        results = executor.run(kept.bases, kept.jobs[::-1])
-        made = same([next(results)])
+        assert same(executor.run(lesson.bases, lesson.jobs)) == kept_plainly
+        results = executor.run(lesson.bases, lesson.jobs[::-1])
+        results_ = same([next(results)])
         os.kill(executor.pids[0], signal.SIGKILL)
-        assert (made + same(results))[::-1] == kept_plainly
+        assert (results_ + same(results))[::-1] == kept_plainly
     finally:
         executor.close()
 
 
 @pytest.mark.slow
-def test_what_is_beside_the_base_may_change_its_shape(kept):
+def test_what_is_beside_the_base_may_change_its_shape(lesson):
     """Shared memory that another layout has left is written anew."""
-    executor = Processes(kept.inputs, 1)
-    job = next(job for job in kept.jobs if job.aside and job.strategy.name == "full+few-shot")
+    executor = Processes(lesson.inputs, 1)
+    job = next(job for job in lesson.jobs if job.aside and job.strategy.name == "full+few-shot")
     try:
-        for beside in (kept.bases[job.aside], {}, {f"{FEW_SHOT}head.bias": np.ones(10, np.float32)}):
-            bases = kept.bases | {job.aside: beside}
-            assert same(executor.run(bases, [job])) == same(PlainExecutor(kept.inputs).run(bases, [job]))
+        for beside in (lesson.bases[job.aside], {}, {f"{FEW_SHOT}head.bias": np.ones(10, np.float32)}):
+            bases = lesson.bases | {job.aside: beside}
+            assert same(executor.run(bases, [job])) == same(PlainExecutor(lesson.inputs).run(bases, [job]))
     finally:
         executor.close()
 
@@ -341,8 +341,8 @@ def started(inputs, tmp_path, scratch):
 
 def test_a_program_that_forgets_to_close_it_leaves_nothing_behind(started, scratch):
     script = started(epochs=1)
-    _, said = script.process.communicate(timeout=300)
-    assert (script.process.returncode, said) == (0, "")
+    _, error = script.process.communicate(timeout=300)
+    assert (script.process.returncode, error) == (0, "")
     assert len(script.workers) == 2
     assert all(gone(pid) for pid in script.workers)
     assert folders(scratch) == []
@@ -351,9 +351,9 @@ def test_a_program_that_forgets_to_close_it_leaves_nothing_behind(started, scrat
 def test_an_interrupt_is_not_told_by_each_worker(started, scratch):
     script = started(epochs=1_000_000)
     os.killpg(script.process.pid, signal.SIGINT)
-    _, said = script.process.communicate(timeout=300)
-    assert said.count("Traceback") == 1
-    assert "KeyboardInterrupt" in said
+    _, error = script.process.communicate(timeout=300)
+    assert error.count("Traceback") == 1
+    assert "KeyboardInterrupt" in error
     assert all(gone(pid) for pid in script.workers)
     assert folders(scratch) == []
 

@@ -29,9 +29,9 @@ with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not insta
 @pytest.fixture(scope="module")
 def executor(inputs):
     """On a cluster of its own, of two workers."""
-    made = RayExecutor(inputs, workers=2)
-    yield made
-    made.close()
+    pool = RayExecutor(inputs, workers=2)
+    yield pool
+    pool.close()
 
 
 @with_ray
@@ -106,8 +106,8 @@ def test_no_workers_are_refused(inputs):
     [(EngineSettings(engine="abacus"), EngineError), (EngineSettings(precision="int8"), BundleError)],
 )
 def test_what_a_worker_finds_wrong_at_its_start_is_told_as_it_is(inputs, settings, error):
-    zipped, held = np.frombuffer(inputs.bundle.packed(), np.uint8), inputs.clients
-    arrays = held.x, held.y, held.order, held.offsets
+    zipped, clients = np.frombuffer(inputs.bundle.packed(), np.uint8), inputs.clients
+    arrays = clients.x, clients.y, clients.order, clients.offsets
     opening = msgspec.msgpack.encode(RayInputs(settings, ()))
     reply = read_reply(RayWorker().open(opening, *arrays, zipped))
     with pytest.raises(error, match=settings.engine if error is EngineError else settings.precision):

@@ -9,11 +9,11 @@ from .conftest import same
 
 
 @pytest.mark.slow
-def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors(kept, kept_plainly):
+def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors(lesson, kept_plainly):
     pytest.importorskip("ray")
-    executor = RayExecutor(kept.inputs, workers=1)
+    executor = RayExecutor(lesson.inputs, workers=1)
     try:
-        assert same(executor.run(kept.bases, kept.jobs)) == kept_plainly
+        assert same(executor.run(lesson.bases, lesson.jobs)) == kept_plainly
     finally:
         executor.close()
 
@@ -26,15 +26,15 @@ def test_a_node_killed_in_the_middle_of_a_round_changes_no_bit(inputs, bases, ev
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
-        lost = cluster.add_node(num_cpus=2)
+        node = cluster.add_node(num_cpus=2)
         cluster.wait_for_nodes()
         executor = RayExecutor(inputs, address=cluster.address)
         assert executor.name == "ray (3)"
         results = executor.run(bases, every_kind)
-        made = same([next(results), next(results)])
-        cluster.remove_node(lost, allow_graceful=False)
-        made += same(results)
-        assert made == plainly
+        results_ = same([next(results), next(results)])
+        cluster.remove_node(node, allow_graceful=False)
+        results_ += same(results)
+        assert results_ == plainly
         assert executor.name == "ray (1)"
         assert same(executor.run(bases, every_kind)) == plainly
         executor.close()

@@ -29,7 +29,7 @@ class Notes:
     def asked(self, ask):
         self.asks.append(repr(asdict(ask)))
 
-    def trained(self, job, made):
+    def trained(self, job, update):
         pass
 
     def closed(self, line):
@@ -98,9 +98,9 @@ def test_a_run_with_a_family_and_with_memories_goes_on_with_the_same_bytes(syste
         "data": {"samples_per_client": 30},
         "task": {"rounds": 6, **family, "kinds": kinds, **task},
     }
-    made = scenario.load("uniform", over)
-    made = msgspec.structs.replace(made, task=systems.task_as_system(system, made.task))
-    whole = goes_on_with_the_same_bytes(prepare(made, 3), tmp_path)
+    setting = scenario.load("uniform", over)
+    setting = msgspec.structs.replace(setting, task=systems.task_as_system(system, setting.task))
+    whole = goes_on_with_the_same_bytes(prepare(setting, 3), tmp_path)
     if system == "heterofl":
         assert {kind for kind in ("'full'", "'width-slice'") for ask in whole.asks if kind in ask} == {
             "'full'",
@@ -110,19 +110,19 @@ def test_a_run_with_a_family_and_with_memories_goes_on_with_the_same_bytes(syste
 
 def goes_on_with_the_same_bytes(prepared, tmp_path):
     """From its first checkpoint and from its last but one; what was told of the whole run."""
-    rounds, kept, whole = prepared.scenario.task.rounds, [], Notes()
-    served = simulate(prepared, observer=whole, keeping=ResumeOptions(keep=kept.append))
-    assert [one.round for one in kept] == list(range(1, rounds + 1))
-    for one in (kept[0], kept[-2]):
-        checkpoint.save(one, tmp_path)
+    rounds, checkpoints, whole = prepared.scenario.task.rounds, [], Notes()
+    served = simulate(prepared, observer=whole, keeping=ResumeOptions(keep=checkpoints.append))
+    assert [saved.round for saved in checkpoints] == list(range(1, rounds + 1))
+    for start in (checkpoints[0], checkpoints[-2]):
+        checkpoint.save(start, tmp_path)
         rest, more = Notes(), []
         again = simulate(
             prepared, observer=rest, keeping=ResumeOptions(checkpoint.load(tmp_path), more.append)
         )
         assert tensors.encode(again) == tensors.encode(served)
-        assert rest.lines == whole.lines[one.round :]
+        assert rest.lines == whole.lines[start.round :]
         assert rest.asks == whole.asks[len(whole.asks) - len(rest.asks) :]
-        assert [later.round for later in more] == list(range(one.round + 1, rounds + 1))
+        assert [later.round for later in more] == list(range(start.round + 1, rounds + 1))
     return whole
 
 
@@ -139,20 +139,20 @@ def test_what_was_saved_is_read_back(tmp_path):
         RoundBase(2, weights(2), {"small": weights(5)}),
         RoundBase(3, weights(3), {"small": weights(6)}, {"sums": np.ones(1)}, rare=(4, 1)),
     )
-    kept = StrategyStates({"fedat": weights(8)}, {(7, "full"): weights(9), (11, "full"): {}})
-    checkpoint.save(Checkpoint(2, bases, history, weights(7), kept), tmp_path)
-    found = checkpoint.load(tmp_path)
-    assert (found.round, found.history) == (2, history)
+    states = StrategyStates({"fedat": weights(8)}, {(7, "full"): weights(9), (11, "full"): {}})
+    checkpoint.save(Checkpoint(2, bases, history, weights(7), states), tmp_path)
+    loaded = checkpoint.load(tmp_path)
+    assert (loaded.round, loaded.history) == (2, history)
     firsts = [
-        (b.number, *(m["head.weight"][0, 0] for m in (b.weights, b.family["small"]))) for b in found.bases
+        (b.number, *(m["head.weight"][0, 0] for m in (b.weights, b.family["small"]))) for b in loaded.bases
     ]
     assert firsts == [(2, 2, 5), (3, 3, 6)]
-    assert [list(base.aside) for base in found.bases] == [[], ["sums"]]
-    assert [base.rare for base in found.bases] == [(), (4, 1)]
-    assert found.served["head.weight"][0, 0] == 7
-    assert found.states.aggregator["fedat"]["head.weight"][0, 0] == 8
-    assert found.states.devices[7, "full"]["head.weight"][0, 0] == 9
-    assert found.states.devices[11, "full"] == {}
+    assert [list(base.aside) for base in loaded.bases] == [[], ["sums"]]
+    assert [base.rare for base in loaded.bases] == [(), (4, 1)]
+    assert loaded.served["head.weight"][0, 0] == 7
+    assert loaded.states.aggregator["fedat"]["head.weight"][0, 0] == 8
+    assert loaded.states.devices[7, "full"]["head.weight"][0, 0] == 9
+    assert loaded.states.devices[11, "full"] == {}
 
 
 def test_nothing_saved_is_nothing_and_a_damaged_file_is_said_to_be(tmp_path):

@@ -26,13 +26,13 @@ class Answers:
 
 
 @pytest.fixture
-def told():
+def notes():
     return []
 
 
 @pytest.fixture
-def probes(model, bundle, told):
-    probes = Probes(model, PROBE, frozenset({1, 3}), told.append)
+def probes(model, bundle, notes):
+    probes = Probes(model, PROBE, frozenset({1, 3}), notes.append)
     probes.over(Answers()).run({"1": bundle.weights()}, [])
     return probes
 
@@ -50,12 +50,12 @@ def changed(bundle, seed, only=None):
     }
 
 
-def test_every_two_models_of_a_probed_round_are_compared(probes, bundle, told, round_line):
+def test_every_two_models_of_a_probed_round_are_compared(probes, bundle, notes, round_line):
     same = changed(bundle, 1)
     for device, tensors in (("a", same), ("b", same), ("c", changed(bundle, 2))):
         probes.trained(job(device), Update("full", tensors, 9, 1.0))
     probes.closed(round_line(round=1))
-    [line] = told
+    [line] = notes
     assert (line.round, line.devices) == (1, ("a", "b", "c"))
     matrix = line.cka["head"]
     assert matrix[0][1] == pytest.approx(1.0)
@@ -65,45 +65,45 @@ def test_every_two_models_of_a_probed_round_are_compared(probes, bundle, told, r
     assert (heat.kind, heat.device, np.shape(heat.matrix)) == ("full", "a", (10, 10))
 
 
-def test_a_model_of_which_only_the_head_changed_is_seen_but_not_compared(probes, bundle, told, round_line):
+def test_a_model_of_which_only_the_head_changed_is_seen_but_not_compared(probes, bundle, notes, round_line):
     head = changed(bundle, 1, only=("head.weight", "head.bias"))
     for device in "ab":
         probes.trained(job(device), Update("few-shot", head, 9, 1.0))
     probes.closed(round_line(round=1))
-    [line] = told
+    [line] = notes
     assert (line.devices, line.cka, line.means) == ((), {}, {})
     assert [heat.kind for heat in line.heat] == ["few-shot"]
 
 
-def test_the_heat_map_is_of_the_base_with_what_was_sent(probes, model, bundle, told, round_line):
+def test_the_heat_map_is_of_the_base_with_what_was_sent(probes, model, bundle, notes, round_line):
     head = changed(bundle, 1, only=("head.bias",))
     probes.trained(job("a"), Update("few-shot", head, 9, 1.0))
     probes.closed(round_line(round=1))
     model.load({**bundle.weights(), **head})
     expected = model.logits(PROBE.x)[PROBE.y == 5].mean(axis=0)
-    assert told[0].heat[0].matrix[5] == pytest.approx(expected, abs=2e-5)
+    assert notes[0].heat[0].matrix[5] == pytest.approx(expected, abs=2e-5)
 
 
-def test_what_holds_no_weights_has_no_model(probes, told, round_line):
+def test_what_holds_no_weights_has_no_model(probes, notes, round_line):
     scalars = {"zeroth-order.scalars": np.zeros(2, np.float32)}
     probes.trained(job("a"), Update("zeroth-order", scalars, 9, 1.0))
     probes.closed(round_line(round=1))
-    assert told == []
+    assert notes == []
 
 
-def test_a_smaller_model_of_the_family_is_passed_over(probes, bundle, told, round_line):
+def test_a_smaller_model_of_the_family_is_passed_over(probes, bundle, notes, round_line):
     half = {name: value[: len(value) // 2] for name, value in bundle.weights().items()}
     member = TrainingJob(0, "a", WidthSlice(members=("half",)), 0, base="1")
     probes.trained(member, Update("width-slice", half, 9, 1.0, "half"))
     probes.closed(round_line(round=1))
-    assert told == []
+    assert notes == []
 
 
-def test_other_rounds_are_passed_over(probes, bundle, told, round_line):
+def test_other_rounds_are_passed_over(probes, bundle, notes, round_line):
     probes.closed(round_line(round=1))
     probes.trained(job("a"), Update("full", changed(bundle, 1), 9, 1.0))
     probes.closed(round_line(round=2))
-    assert told == []
+    assert notes == []
 
 
 def test_an_executor_that_is_listened_to_is_the_same_in_all_else(probes):

@@ -82,10 +82,10 @@ def test_the_paper_s_own_numbers_are_as_it_claims(name):
     judged = [each for each in verdicts(table, "full", values) if each.is_known]
     assert judged
     for each in judged:
-        assert each.holds, _said(each)
+        assert each.holds, _verdict_text(each)
 
 
-def _said(each: ClaimVerdict) -> str:
+def _verdict_text(each: ClaimVerdict) -> str:
     return f"{each.claim.text} in {each.column}: {each.ours.mean}"
 
 
@@ -118,10 +118,12 @@ def test_table_5_5_deals_the_sizes_and_each_client_has_a_model_of_its_own():
         ("paper:002-t5.11", "fedmd"),
         ("paper:002-t5.11", "fedkad"),
     ):
-        layers = next(one for one in catalogue.load(table).rows if one.name == row).at
+        layers = next(row_ for row_ in catalogue.load(table).rows if row_.name == row).at
         for scale, fleet in (("full", "dealt-20"), ("cpu", "dealt-10"), ("smoke", "dealt-5")):
             family = [
-                copy.replace("#", "-") for one in layers[scale].family for copy in resolving._copies(one)
+                copy.replace("#", "-")
+                for member in layers[scale].family
+                for copy in resolving._copies(member)
             ]
             dealt = [group["members"][0] for group in shared().fleets[fleet]["groups"].values()]
             assert (layers[scale].fleet, sorted(family)) == (fleet, sorted(dealt))

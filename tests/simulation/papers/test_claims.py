@@ -57,23 +57,23 @@ def of(*differences):
     ],
 )
 def test_a_claim_holds_or_fails_only_beyond_the_interval_of_three_seeds(judged, points, margin, words):
-    [found] = judged(of(*points), columns=["even"], margin=margin)
-    assert found.words == words
+    [verdict] = judged(of(*points), columns=["even"], margin=margin)
+    assert verdict.words == words
 
 
 def test_what_most_seeds_contradict_is_not_shown(judged):
     """By hand: 25 of 49 seeds at -0.1 points and 24 at +10: the mean is 4.85, its interval 3.4 to 6.3."""
-    [found] = judged(of(*(-0.1,) * 25, *(10.0,) * 24), columns=["even"])
-    assert found.ours.interval[0] > 0
-    assert (found.seeds, found.words) == (24, "not shown")
+    [verdict] = judged(of(*(-0.1,) * 25, *(10.0,) * 24), columns=["even"])
+    assert verdict.ours.interval[0] > 0
+    assert (verdict.seeds, verdict.words) == (24, "not shown")
 
 
 def test_rows_that_are_both_at_chance_claim_nothing(table):
     values = of(2.0, 3.0, 4.0)  # of 0.5
-    [found] = verdicts(table, "smoke", values, {"even": 0.5})
-    assert found.words == "at chance"
-    [found] = verdicts(table, "smoke", values, {"even": 0.49})  # few-shot is 4 points above
-    assert found.words == "holds"
+    [verdict] = verdicts(table, "smoke", values, {"even": 0.5})
+    assert verdict.words == "at chance"
+    [verdict] = verdicts(table, "smoke", values, {"even": 0.49})  # few-shot is 4 points above
+    assert verdict.words == "holds"
 
 
 def test_a_margin_is_in_points(judged):
@@ -83,9 +83,9 @@ def test_a_margin_is_in_points(judged):
 
 
 def test_a_factor_compares_by_division(judged):
-    [found] = judged(factor=3, columns=["efficiency"])
-    assert found.ours.mean == pytest.approx(1.1 / 0.3)
-    assert (found.holds, found.seeds) == (True, 2)
+    [verdict] = judged(factor=3, columns=["efficiency"])
+    assert verdict.ours.mean == pytest.approx(1.1 / 0.3)
+    assert (verdict.holds, verdict.seeds) == (True, 2)
     [more] = judged(factor=3.6, columns=["efficiency"])  # 4 times in one seed and 3.5 in the other
     assert (more.ours.mean, more.holds, more.seeds) == (pytest.approx(1.1 / 0.3), True, 1)
 
@@ -100,9 +100,9 @@ def test_a_share_of_the_way_to_a_third_row_is_by_seed(changed):
         "columns": ["even"],
     }
     table = changed(rows=rows, claims=[claim])
-    [found] = verdicts(table, "cpu", {**VALUES, ("no-stragglers", "even"): (0.74, 0.76)})
-    assert found.ours.mean == pytest.approx((3 / 4 + 1 / 4) / 2)
-    assert (found.points, found.seeds, found.printed) == (False, 1, pytest.approx(nan, nan_ok=True))
+    [verdict] = verdicts(table, "cpu", {**VALUES, ("no-stragglers", "even"): (0.74, 0.76)})
+    assert verdict.ours.mean == pytest.approx((3 / 4 + 1 / 4) / 2)
+    assert (verdict.points, verdict.seeds, verdict.printed) == (False, 1, pytest.approx(nan, nan_ok=True))
     [small] = verdicts(table, "cpu", {**VALUES, ("no-stragglers", "even"): (0.76, 0.719)})
     assert (small.ours.mean, small.seeds) == (pytest.approx(0.04 / 0.059), 2)  # of 0.06 and -0.001
     [unknown] = verdicts(table, "cpu", {**VALUES, ("no-stragglers", "even"): (0.70, 0.72)})
@@ -111,22 +111,22 @@ def test_a_share_of_the_way_to_a_third_row_is_by_seed(changed):
 
 def test_what_is_within_a_bound_is_equal(judged):
     values = of(0.2, 0.4, 0.6)  # 0.4 +- 0.5
-    found = [judged(values, within=bound, columns=["even"])[0].words for bound in (1.0, 0.8, 0.1)]
-    assert found == ["holds", "not shown", "not shown"]
+    words = [judged(values, within=bound, columns=["even"])[0].words for bound in (1.0, 0.8, 0.1)]
+    assert words == ["holds", "not shown", "not shown"]
     [apart] = judged(of(5.2, 5.4, 5.6), within=1.0, columns=["even"])
     assert apart.words == "fails"
 
 
 def test_who_falls_less_from_one_column_to_another_is_better(judged):
-    [found] = judged(fall=["even", "uneven"])
-    assert found.ours.mean == pytest.approx(-3.0)  # +3, +1 before; +2, -4 after: -1 and -5
-    assert found.printed == pytest.approx(4.0)
-    assert not found.holds
+    [verdict] = judged(fall=["even", "uneven"])
+    assert verdict.ours.mean == pytest.approx(-3.0)  # +3, +1 before; +2, -4 after: -1 and -5
+    assert verdict.printed == pytest.approx(4.0)
+    assert not verdict.holds
 
 
 def test_what_was_not_run_is_not_judged(judged):
-    [found] = judged({("drop", "even"): (nan,), ("few-shot", "even"): (0.5,)}, columns=["even"])
-    assert found.words == "not run"
+    [verdict] = judged({("drop", "even"): (nan,), ("few-shot", "even"): (0.5,)}, columns=["even"])
+    assert verdict.words == "not run"
 
 
 def test_neighbours_of_an_ordering_are_claimed_as_the_paper_prints_them(changed):
@@ -139,8 +139,8 @@ def test_neighbours_of_an_ordering_are_claimed_as_the_paper_prints_them(changed)
         {"system": "drop", "paper": {"even": "80.00±1.00", "uneven": "60.0"}},
         {"system": "few-shot", "paper": {"even": "80.00±2.00", "uneven": "50.0"}},
     ]
-    [lost] = verdicts(changed(orderings=[["drop", "few-shot"]], rows=rows, claims=[]), "cpu", VALUES)
-    assert (lost.column, lost.claim.better) == ("uneven", "drop")  # equal numbers are no order
+    [verdict] = verdicts(changed(orderings=[["drop", "few-shot"]], rows=rows, claims=[]), "cpu", VALUES)
+    assert (verdict.column, verdict.claim.better) == ("uneven", "drop")  # equal numbers are no order
 
 
 def test_an_ordering_that_is_claimed_in_words_is_not_claimed_again(changed):
@@ -148,5 +148,5 @@ def test_an_ordering_that_is_claimed_in_words_is_not_claimed_again(changed):
 
 
 def test_columns_that_a_scale_does_not_have_are_passed_over(table):
-    [found] = verdicts(table, "smoke", VALUES)
-    assert found.column == "even"
+    [verdict] = verdicts(table, "smoke", VALUES)
+    assert verdict.column == "even"

@@ -58,8 +58,8 @@ def test_spectra_of_speakers_become_square_and_keep_their_speakers(tmp_path, mon
 
 
 def test_other_classes_of_one_file_are_other_images(small):
-    one = DataSpec(source="npz", path=small.path, classes=(1,))
-    assert exporting.enlarged(one, 6, 3) != exporting.enlarged(small, 6, 3)
+    part = DataSpec(source="npz", path=small.path, classes=(1,))
+    assert exporting.enlarged(part, 6, 3) != exporting.enlarged(small, 6, 3)
 
 
 def test_spectra_get_three_channels_for_networks_of_images(tmp_path, monkeypatch):
@@ -67,8 +67,8 @@ def test_spectra_get_three_channels_for_networks_of_images(tmp_path, monkeypatch
     x = np.arange(2, dtype=np.uint8).repeat(12).reshape(2, 1, 6, 2) * 90
     file, y = tmp_path / "spoken.npz", np.arange(2)
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y)
-    found = load(
+    data = load(
         DataSpec(source="npz", path=str(exporting.enlarged(DataSpec(source="npz", path=str(file)), 4, 3))), 0
     )
-    assert found.train_x.shape == (2, 3, 4, 4)
-    assert [np.unique(image).tolist() for image in found.train_x] == [[0], [90]]
+    assert data.train_x.shape == (2, 3, 4, 4)
+    assert [np.unique(image).tolist() for image in data.train_x] == [[0], [90]]

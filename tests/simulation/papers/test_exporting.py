@@ -23,58 +23,58 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "bundles"
 
 
-def made(name="dots-linear", where=None, **entry):
+def bundle_of(name="dots-linear", where=None, **entry):
     shared = SharedTables(data={}, bundles={"dots-linear": BundleEntry(**{"export": LINEAR, **entry})})
     return exporting.bundle(name, shared, SAMPLES, where or DataFolder(None))
 
 
 def test_a_bundle_is_exported_once_for_the_samples_and_kept(cache, monkeypatch):
-    path = made()
+    path = bundle_of()
     manifest = Bundle.open(path).manifest
     assert (manifest.name, manifest.labels, manifest.input.shape) == ("dots-linear", ("no", "yes"), (6,))
     assert [Path(path)] == list(cache.iterdir())
     monkeypatch.setattr(exporting, "_export", None)
-    assert made() == path
+    assert bundle_of() == path
 
 
 def test_a_family_may_have_several_models_of_one_size(cache):
-    base, one, two = made(), made("dots-linear#1"), made("dots-linear#2")
-    named = {Bundle.open(path).manifest.name: Bundle.open(path).weights() for path in (base, one, two)}
+    base, first, two = bundle_of(), bundle_of("dots-linear#1"), bundle_of("dots-linear#2")
+    named = {Bundle.open(path).manifest.name: Bundle.open(path).weights() for path in (base, first, two)}
     assert list(named) == ["dots-linear", "dots-linear-1", "dots-linear-2"]
-    assert made("dots-linear#2") == two
-    assert sorted(map(str, cache.iterdir())) == sorted([base, one, two])
+    assert bundle_of("dots-linear#2") == two
+    assert sorted(map(str, cache.iterdir())) == sorted([base, first, two])
 
 
 @pytest.mark.slow
 def test_other_words_are_another_bundle(cache):
-    assert made() != made(export=f"{LINEAR} --seed 1")
+    assert bundle_of() != bundle_of(export=f"{LINEAR} --seed 1")
     assert len(list(cache.iterdir())) == 2
 
 
 def test_a_damaged_bundle_is_exported_again():
-    path = Path(made())
+    path = Path(bundle_of())
     (path / "weights.safetensors").write_bytes(b"")
-    assert made() == str(path)
+    assert bundle_of() == str(path)
     assert Bundle.open(path).weights()
 
 
 @pytest.mark.slow
 def test_weights_come_from_the_data_folder_and_are_part_of_its_key(tmp_path):
     with pytest.raises(DataSetError, match=r"no dots\.npz without a data folder"):
-        made(weights="dots.npz")
-    names = {spec.name: spec.shape for spec in Bundle.open(made()).manifest.stored()}
+        bundle_of(weights="dots.npz")
+    names = {spec.name: spec.shape for spec in Bundle.open(bundle_of()).manifest.stored()}
     np.savez(tmp_path / "dots.npz", **{name: np.ones(shape, np.float32) for name, shape in names.items()})
-    path = made(where=DataFolder(tmp_path), weights="dots.npz")
+    path = bundle_of(where=DataFolder(tmp_path), weights="dots.npz")
     assert all((tensor == 1).all() for tensor in Bundle.open(path).weights().values())
     np.savez(tmp_path / "dots.npz", **{name: np.zeros(shape, np.float32) for name, shape in names.items()})
-    assert made(where=DataFolder(tmp_path), weights="dots.npz") != path
+    assert bundle_of(where=DataFolder(tmp_path), weights="dots.npz") != path
 
 
 def test_what_cannot_be_exported_leaves_nothing(cache):
     with pytest.raises(ExportError):
-        made(export=f"{LINEAR} --set colour=1")
+        bundle_of(export=f"{LINEAR} --set colour=1")
     assert not list(cache.iterdir())
 
 
 def test_a_shipped_bundle_keeps_its_name():
-    assert made("digits-wrn-10-1") == "digits-wrn-10-1"
+    assert bundle_of("digits-wrn-10-1") == "digits-wrn-10-1"

@@ -106,17 +106,17 @@ def finish(round_line, ask):
 
 
 @pytest.fixture
-def wanted(table, tmp_path):
+def wanted_table(table, tmp_path):
     return WantedTable(table, "cpu", 2, tmp_path / "runs", store=tmp_path / "kept")
 
 
-def test_a_kept_run_is_not_run_again_and_is_shown_without_its_folder(wanted, finish, tmp_path):
-    before = cells(wanted, WHERE)
+def test_a_kept_run_is_not_run_again_and_is_shown_without_its_folder(wanted_table, finish, tmp_path):
+    before = cells(wanted_table, WHERE)
     kept.note_commit(before[0].plan.of(before[0].name(1)), "abc1234")
     finish(before[0], 1)
     before[0].keep(1)
     assert [file.name[:7] for file in (tmp_path / "kept").iterdir()] == ["drop-1-"]
-    elsewhere = replace(wanted, folder=tmp_path / "another")
+    elsewhere = replace(wanted_table, folder=tmp_path / "another")
     every = cells(elsewhere, WHERE)
     assert "drop in even-1" not in [str(name) for name in jobs(every, 2)]
     assert len(jobs(every, 2)) == total(every, 2) - 1 == 9
@@ -125,8 +125,8 @@ def test_a_kept_run_is_not_run_again_and_is_shown_without_its_folder(wanted, fin
     assert (outcome.date, outcome.commits) == ("2026-09-21", ("abc1234",))
 
 
-def test_a_cell_of_which_all_runs_are_kept_needs_no_bundles(wanted, finish, monkeypatch):
-    for cell in cells(wanted, WHERE):
+def test_a_cell_of_which_all_runs_are_kept_needs_no_bundles(wanted_table, finish, monkeypatch):
+    for cell in cells(wanted_table, WHERE):
         for seed in (0, 1):
             finish(cell, seed)
             cell.keep(seed)
@@ -135,47 +135,47 @@ def test_a_cell_of_which_all_runs_are_kept_needs_no_bundles(wanted, finish, monk
         raise AssertionError("a scenario was made")
 
     monkeypatch.setattr(resolving, "scenario", never)
-    every = cells(wanted, WHERE)
+    every = cells(wanted_table, WHERE)
     assert not jobs(every, 2)
     assert not plans(every)
 
 
-def test_a_run_whose_setting_changed_is_run_again(wanted, changed, finish):
-    for cell in cells(wanted, WHERE):
+def test_a_run_whose_setting_changed_is_run_again(wanted_table, changed, finish):
+    for cell in cells(wanted_table, WHERE):
         finish(cell, 0)
         cell.keep(0)
     setting = {"bundle": "digits-wrn-10-1", "devices": 4, "task": {"rounds": 2, "min_contributions": 3}}
-    other = replace(wanted, table=changed(setting=setting))
-    assert len(jobs(cells(wanted, WHERE), 1)) == 0
+    other = replace(wanted_table, table=changed(setting=setting))
+    assert len(jobs(cells(wanted_table, WHERE), 1)) == 0
     assert len(jobs(cells(other, WHERE), 1)) == 5
 
 
-def test_a_folder_keeps_its_name_when_some_of_its_runs_are_kept(wanted, finish):
+def test_a_folder_keeps_its_name_when_some_of_its_runs_are_kept(wanted_table, finish):
     """Else a run that was stopped would begin again."""
-    before = {plan.folder for plan in plans(cells(wanted, WHERE))}
-    for cell in cells(wanted, WHERE)[:1]:
+    before = {plan.folder for plan in plans(cells(wanted_table, WHERE))}
+    for cell in cells(wanted_table, WHERE)[:1]:
         for seed in (0, 1):
             finish(cell, seed)
             cell.keep(seed)
-    after = {plan.folder for plan in plans(cells(wanted, WHERE))}
+    after = {plan.folder for plan in plans(cells(wanted_table, WHERE))}
     assert after == before
 
 
-def test_only_named_columns_and_rows_are_run(wanted):
-    some = replace(wanted, columns=("even", "efficiency"), rows=("few-shot",))
+def test_only_named_columns_and_rows_are_run(wanted_table):
+    some = replace(wanted_table, columns=("even", "efficiency"), rows=("few-shot",))
     assert [str(name) for name in jobs(cells(some, WHERE), 1)] == [
         "few-shot in even-0",
         "few-shot in uneven-0",
     ]
-    assert not jobs(cells(replace(wanted, only_kept=True), WHERE), 1)
+    assert not jobs(cells(replace(wanted_table, only_kept=True), WHERE), 1)
     with pytest.raises(ScenarioError, match="has no column 'odd'; at scale cpu it has even, uneven"):
-        replace(wanted, columns=("odd",))
+        replace(wanted_table, columns=("odd",))
     with pytest.raises(ScenarioError, match="has no row 'slow'; at scale cpu it has drop, few-shot, long"):
-        replace(wanted, rows=("slow",))
+        replace(wanted_table, rows=("slow",))
 
 
-def test_scale_smoke_keeps_nothing(wanted):
-    assert replace(wanted, scale="smoke", columns=()).kept_folder is None
+def test_scale_smoke_keeps_nothing(wanted_table):
+    assert replace(wanted_table, scale="smoke", columns=()).kept_folder is None
 
 
 def test_a_run_notes_every_commit_that_resumed_it(tmp_path):
@@ -191,13 +191,13 @@ def test_a_run_notes_every_commit_that_resumed_it(tmp_path):
 
 def keys(name, where):
     table = catalogue.load(name)
-    found = {}
+    keys_ = {}
     for scale in ("cpu", "full"):
         for cell in cells(
             WantedTable(table, scale, 1, Path("runs"), store=Path("none"), only_kept=True), where
         ):
-            found[scale, cell.column.id, cell.row.name] = cell.key(0)
-    return found
+            keys_[scale, cell.column.id, cell.row.name] = cell.key(0)
+    return keys_
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_another_home_and_data_folder_give_the_same_keys(name, tmp_path, monkeyp
 
 def test_every_kept_run_is_of_a_table():
     """Others are of earlier settings, and nothing shows them."""
-    shown = {
+    places = {
         kept.place(kept.FOLDER, cell.name(seed), cell.key(seed))
         for table in map(catalogue.load, catalogue.names())
         for scale in ("cpu", "full")
@@ -229,7 +229,7 @@ def test_every_kept_run_is_of_a_table():
         )
         for seed in range(5)
     }
-    assert set(kept.FOLDER.glob("*.gz")) - shown == set()
+    assert set(kept.FOLDER.glob("*.gz")) - places == set()
 
 
 def test_tables_share_equal_runs():

@@ -39,8 +39,8 @@ def table(monkeypatch, tmp_path):
     monkeypatch.delenv("DEVICE_RUNTIME_DATA", raising=False)
 
     def only(**changes):
-        made = catalogue.table({**CONTENT, **changes}, "paper:002-t9.9")
-        monkeypatch.setattr(papers.catalogue, "load", lambda name: made)
+        small_table = catalogue.table({**CONTENT, **changes}, "paper:002-t9.9")
+        monkeypatch.setattr(papers.catalogue, "load", lambda name: small_table)
 
     only()
     return only
@@ -50,10 +50,10 @@ def table(monkeypatch, tmp_path):
 def test_a_table_is_run_shown_and_written_and_then_is_not_run_again(table, capsys, monkeypatch):
     words = ["paper:002-t9.9", "--run-dir", "here", "--kept", "kept"]
     assert papers.main([*words, "--write", "results"]) == 0
-    shown = capsys.readouterr().out
-    assert "scale cpu, 1 seed: 2 runs; kept in here/" in shown
-    assert "fedavg in even-0: finished" in shown
-    assert "few-shot over FedAvg" in shown
+    text = capsys.readouterr().out
+    assert "scale cpu, 1 seed: 2 runs; kept in here/" in text
+    assert "fedavg in even-0: finished" in text
+    assert "few-shot over FedAvg" in text
     page = Path("results/002.md").read_text("utf-8")
     line = "python -m benchmarks.papers paper:002-t9.9 --scale cpu --seeds 1 --write results"
     assert page.count(line) == 1
@@ -88,10 +88,10 @@ def test_what_was_stopped_is_gone_on_with(table, capsys):
     shutil.rmtree(plan / "runs" / "few-shot-0")
     capsys.readouterr()
     assert papers.main(words) == 0
-    shown = capsys.readouterr().out
-    assert "2 runs, 1 of them finished before" in shown
-    assert "few-shot in even-0: finished (1 of 1 runs)" in shown
-    assert "fedavg in even-0" not in shown
+    text = capsys.readouterr().out
+    assert "2 runs, 1 of them finished before" in text
+    assert "few-shot in even-0: finished (1 of 1 runs)" in text
+    assert "fedavg in even-0" not in text
 
 
 def test_the_others_are_shown_when_a_run_fails(table, capsys, monkeypatch):
@@ -102,25 +102,25 @@ def test_the_others_are_shown_when_a_run_fails(table, capsys, monkeypatch):
 
     monkeypatch.setattr(papers, "run_jobs", fail)
     assert papers.main(["paper:002-t9.9", "--run-dir", "here", "--seeds", "2"]) == 2
-    said = capsys.readouterr()
-    assert "not run: few-shot in even-1: out of order" in said.out
-    assert "not run: rows: fedavg; few-shot\nnot run: columns: Digits\n" in said.out
-    assert said.err.strip() == "python -m benchmarks.papers: fedavg in even-0: out of order (and 3 more)"
+    output = capsys.readouterr()
+    assert "not run: few-shot in even-1: out of order" in output.out
+    assert "not run: rows: fedavg; few-shot\nnot run: columns: Digits\n" in output.out
+    assert output.err.strip() == "python -m benchmarks.papers: fedavg in even-0: out of order (and 3 more)"
 
 
 def test_alone_it_lists_the_tables_and_what_is_left_out(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DEVICE_RUNTIME_DATA", raising=False)
     assert papers.main([]) == 0
-    shown = capsys.readouterr().out
-    assert "paper:002-t4.3" in shown
-    assert "7 systems, 4 columns; data for smoke; no CIFAR-10" in shown
-    assert "paper:002-t4.8      averages the few-shot classifier" in shown
-    assert "data: no folder; give --data-dir DIR" in shown
+    text = capsys.readouterr().out
+    assert "paper:002-t4.3" in text
+    assert "7 systems, 4 columns; data for smoke; no CIFAR-10" in text
+    assert "paper:002-t4.8      averages the few-shot classifier" in text
+    assert "data: no folder; give --data-dir DIR" in text
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["paper:002-t0"], "no table 'paper:002-t0'"),
         (["paper:002-t4.3"], "no CIFAR-10 for scale cpu without a data folder"),
@@ -128,12 +128,12 @@ def test_alone_it_lists_the_tables_and_what_is_left_out(monkeypatch, tmp_path, c
         (["nowhere"], "no table 'nowhere'"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(monkeypatch, tmp_path, capsys, arguments, said):
+def test_what_cannot_be_done_is_one_line(monkeypatch, tmp_path, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DEVICE_RUNTIME_DATA", raising=False)
     assert papers.main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.slow

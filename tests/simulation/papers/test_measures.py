@@ -11,13 +11,13 @@ from device_runtime.simulation.metrics.tally import tally
 
 @pytest.fixture
 def measured(round_line):
-    def made(*rounds):
+    def run_of(*rounds):
         info = RunInfo(policy="ft", seed=0, sha256="")
         lines = tuple(round_line(round=number, **each) for number, each in enumerate(rounds, 1))
         run = FinishedRun(RunName("ft", 0), info, lines, tally([]))
         return MeasuredRun(run, {"ft": run})
 
-    return made
+    return run_of
 
 
 def test_the_gap_is_that_of_the_last_round_whose_test_loss_is_known(measured):

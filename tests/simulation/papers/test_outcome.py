@@ -41,25 +41,25 @@ def finish(round_line, ask):
 
 
 @pytest.fixture
-def wanted(table, tmp_path):
+def wanted_table(table, tmp_path):
     return WantedTable(table, "cpu", 2, tmp_path)
 
 
 @pytest.fixture
-def every(table, wanted):
+def every(table, wanted_table):
     where = Resources(DataFolder(None), shared())
-    return cells(wanted, where)
+    return cells(wanted_table, where)
 
 
 @pytest.fixture
-def outcome(wanted, every, finish):
+def outcome(wanted_table, every, finish):
     """The long row was not run."""
     for plan in plans(every):
         if plan.scenario.task.rounds == 2:
             for system in ACCURACY:
                 for seed in (0, 1):
                     finish(plan, RunName(system, seed), ACCURACY[system][seed])
-    return read(wanted, every)
+    return read(wanted_table, every)
 
 
 def test_cells_are_means_over_seeds_and_what_was_not_run_is_unknown(outcome):
@@ -73,15 +73,15 @@ def test_cells_are_means_over_seeds_and_what_was_not_run_is_unknown(outcome):
 
 
 @pytest.mark.parametrize("stragglers", [0, 4])
-def test_where_none_or_all_are_stragglers_their_share_is_not_said(wanted, every, finish, stragglers):
+def test_where_none_or_all_are_stragglers_their_share_is_not_said(wanted_table, every, finish, stragglers):
     finish(plans(every)[0], RunName("drop", 0), 0.5, asked=4, stragglers=stragglers)
-    assert isnan(read(wanted, every).stragglers["even"])
+    assert isnan(read(wanted_table, every).stragglers["even"])
 
 
 def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outcome):
-    shown = rendering.text(outcome)
-    assert shown.startswith("Table 9.9 of Shi 2025 (PhD thesis, Sheffield): Few shots (scale cpu)")
-    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    text = rendering.text(outcome)
+    assert text.startswith("Table 9.9 of Shi 2025 (PhD thesis, Sheffield): Few shots (scale cpu)")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "Dirichlet(0.5): best test accuracy; 25% of asks go to stragglers" in lines
     assert "FedAvg 80.00±1.00 55.0 ± 7.1%" in lines  # 50 and 60
     assert "few-shot 82.00±1.00 65.0 ± 7.1%" in lines
@@ -96,14 +96,14 @@ def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outc
     assert "- Fewer rounds." in lines
 
 
-def test_a_section_has_the_command_and_is_the_same_for_the_same_runs(outcome, wanted, every):
+def test_a_section_has_the_command_and_is_the_same_for_the_same_runs(outcome, wanted_table, every):
     section = rendering.markdown(outcome, "device-runtime compare it")
     assert "```\ndevice-runtime compare it\n```" in section
     assert "2 seeds, mean ± standard deviation; 2026-09-21; code of an unknown commit; " in section
     assert "device-runtime 0.1.0, torch 2." in section
     assert "| FedAvg   | 80.00±1.00 | 55.0 ± 7.1% |" in section
     assert "* Fewer rounds.\n" in section
-    assert rendering.markdown(read(wanted, every), "device-runtime compare it") == section
+    assert rendering.markdown(read(wanted_table, every), "device-runtime compare it") == section
 
 
 def test_columns_of_the_same_runs_share_a_table_where_the_paper_has_no_numbers(changed, tmp_path, finish):
@@ -116,11 +116,11 @@ def test_columns_of_the_same_runs_share_a_table_where_the_paper_has_no_numbers(c
         {"id": "passes", "title": "digits", "data": "digits", "measure": "forward_passes"},
     ]
     table = changed(columns=columns, rows=rows, claims=[], scales={"cpu": {}})
-    wanted = WantedTable(table, "cpu", 1, tmp_path)
-    every = cells(wanted, Resources(DataFolder(None), shared()))
+    request = WantedTable(table, "cpu", 1, tmp_path)
+    every = cells(request, Resources(DataFolder(None), shared()))
     for system in ACCURACY:
         finish(every[0].plan, RunName(system, 0), 0.8)
-    lines = [" ".join(line.split()) for line in rendering.text(read(wanted, every)).splitlines()]
+    lines = [" ".join(line.split()) for line in rendering.text(read(request, every)).splitlines()]
     assert lines.count("digits; 25% of asks go to stragglers") == 1
     assert "system best test accuracy at the end compute in F" in lines
     [drop, few_shot] = [line for line in lines if line.startswith(("drop ", "few-shot "))]
@@ -145,13 +145,13 @@ def test_equal_time_is_when_a_named_row_ends(changed, tmp_path, finish):
     scales = {"cpu": {}}
     table = changed(columns=[column], rows=rows, claims=[], scales=scales)
     where = Resources(DataFolder(None), shared())
-    wanted = WantedTable(table, "cpu", 1, tmp_path)
-    every = cells(wanted, where)
+    request = WantedTable(table, "cpu", 1, tmp_path)
+    every = cells(request, where)
     finish(plans(every)[0], RunName("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
     finish(plans(every)[0], RunName("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
-    found = read(wanted, every)
-    assert found.values["drop", "even"] == (0.4,)
-    assert found.values["few-shot", "even"] == (0.6,)
+    outcome_ = read(request, every)
+    assert outcome_.values["drop", "even"] == (0.4,)
+    assert outcome_.values["few-shot", "even"] == (0.6,)
 
 
 def test_a_late_accuracy_is_the_mean_of_the_latest_evaluations(changed, tmp_path, finish):
@@ -160,24 +160,24 @@ def test_a_late_accuracy_is_the_mean_of_the_latest_evaluations(changed, tmp_path
     rows = [{"system": "drop"}, {"system": "few-shot"}]
     table = changed(columns=[late, even], rows=rows, claims=[], scales={"cpu": {}})
     where = Resources(DataFolder(None), shared())
-    wanted = WantedTable(table, "cpu", 1, tmp_path)
-    every = cells(wanted, where)
+    request = WantedTable(table, "cpu", 1, tmp_path)
+    every = cells(request, where)
     finish(plans(every)[0], RunName("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
     finish(plans(every)[0], RunName("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
-    found = read(wanted, every)
-    assert found.values["drop", "late"] == pytest.approx((0.6,))
-    assert found.values["drop", "even"] == pytest.approx((0.4,))
-    assert found.values["few-shot", "even"] == pytest.approx((0.45,))
+    outcome_ = read(request, every)
+    assert outcome_.values["drop", "late"] == pytest.approx((0.6,))
+    assert outcome_.values["drop", "even"] == pytest.approx((0.4,))
+    assert outcome_.values["few-shot", "even"] == pytest.approx((0.45,))
 
 
 def test_scale_smoke_claims_nothing(table, tmp_path, finish):
     where = Resources(DataFolder(None), shared())
-    wanted = WantedTable(table, "smoke", 1, tmp_path)
-    every = cells(wanted, where)
+    request = WantedTable(table, "smoke", 1, tmp_path)
+    every = cells(request, where)
     finish(plans(every)[0], RunName("drop", 0), 0.8)
-    found = read(wanted, every)
-    assert found.verdicts == ()
-    assert "Scale smoke shows that it works, and claims nothing." in rendering.text(found)
+    outcome_ = read(request, every)
+    assert outcome_.verdicts == ()
+    assert "Scale smoke shows that it works, and claims nothing." in rendering.text(outcome_)
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,14 @@ def test_scale_smoke_claims_nothing(table, tmp_path, finish):
 def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
     changed, tmp_path, round_line, measure, group, shares
 ):
-    held = {"fleet": "stragglers-60", "data": {"groups": {"slow": {"classes": [1, 2]}}}}
+    setting = {"fleet": "stragglers-60", "data": {"groups": {"slow": {"classes": [1, 2]}}}}
     column = {
         "id": "even",
         "title": "",
         "data": "digits",
         "measure": measure,
         "group": group,
-        "setting": held,
+        "setting": setting,
     }
     table = changed(columns=[column], rows=[{"system": "drop"}], claims=[], scales={"cpu": {}})
     every = cells(
@@ -227,5 +227,5 @@ def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
     sha256 = fingerprint(of_policy(plan.scenario, "drop"), 0)
     info = RunInfo(policy="drop", seed=0, sha256=sha256, finished=True, labels=("a", "b", "c"))
     (plan.of(name) / "run.json").write_bytes(msgspec.json.encode(info))
-    found = read(WantedTable(table, "cpu", 1, tmp_path), every)
-    assert found.values["drop", "even"] == (pytest.approx(sum(shares) / 2),)
+    outcome_ = read(WantedTable(table, "cpu", 1, tmp_path), every)
+    assert outcome_.values["drop", "even"] == (pytest.approx(sum(shares) / 2),)

@@ -38,8 +38,8 @@ def test_sections_are_in_the_order_of_tables_and_another_scale_is_another_sectio
     page = "# Page\n"
     for name, scale in (("paper:002-t5.11", "cpu"), ("paper:002-t5.7", "full"), ("paper:002-t5.7", "cpu")):
         page = put(page, section(name, scale))
-    found = [(each.name[-4:], each.scale) for each in sections(page)]
-    assert found == [("t5.7", "cpu"), ("t5.7", "full"), ("5.11", "cpu")]
+    marks = [(each.name[-4:], each.scale) for each in sections(page)]
+    assert marks == [("t5.7", "cpu"), ("t5.7", "full"), ("5.11", "cpu")]
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def outcome(table, tmp_path):
     from benchmarks.papers.resolving import Resources
     from benchmarks.papers.runs import WantedTable, cells
 
-    wanted = WantedTable(table, "cpu", 1, tmp_path, only_kept=True)
-    return read(wanted, cells(wanted, Resources(DataFolder(None), shared())))
+    wanted_table = WantedTable(table, "cpu", 1, tmp_path, only_kept=True)
+    return read(wanted_table, cells(wanted_table, Resources(DataFolder(None), shared())))
 
 
 def test_the_same_outcome_gives_the_same_pages(outcome, tmp_path):
@@ -71,10 +71,10 @@ def test_a_folder_that_cannot_be_written_is_named(outcome, tmp_path):
 
 def test_a_section_says_whether_its_code_has_changed_since(monkeypatch):
     counts = {"abc1234": 0, "def5678": 2, "0000000": None}
-    asked = []
+    calls = []
 
     def since(commit, paths):
-        asked.append(paths)
+        calls.append(paths)
         return counts[commit]
 
     monkeypatch.setattr(stamps, "commits_since", since)
@@ -89,8 +89,8 @@ def test_a_section_says_whether_its_code_has_changed_since(monkeypatch):
         "by code of abc1234 and of unknown commits",
     ]
     assert section().state == "by code of an unknown commit"
-    assert "benchmarks/papers/tables/002-t4.3.toml" in asked[0]
-    assert "device_runtime/strategies" in asked[0]
+    assert "benchmarks/papers/tables/002-t4.3.toml" in calls[0]
+    assert "device_runtime/strategies" in calls[0]
 
 
 def test_sections_whose_code_has_changed_are_listed(monkeypatch, tmp_path):
@@ -129,13 +129,13 @@ def test_every_table_that_a_paper_mentions_is_in_the_index(number):
         pytest.skip("papers are read from ../shared/papers, which is not there")
     [file] = TEXTS.glob(f"{number}_*.txt")
     pattern = r"\b(?:Table|TABLE|Tab\.)\s+(A\.\d|\d+(?:\.\d+)?|[IVX]+)(?![\w])"
-    found = set(re.findall(pattern, file.read_text("utf-8")))
-    found = {str(ROMAN.index(each) + 1) if each in ROMAN else each for each in found}
-    known = {name.partition("-t")[2] for name in (*catalogue.names(), *catalogue.left_out())
+    mentions = set(re.findall(pattern, file.read_text("utf-8")))
+    mentions = {str(ROMAN.index(each) + 1) if each in ROMAN else each for each in mentions}
+    names = {name.partition("-t")[2] for name in (*catalogue.names(), *catalogue.left_out())
              if name.startswith(f"paper:{number}-")}  # fmt: skip
-    assert found
-    assert found - MISPRINTS.get(number, set()) <= known
-    assert not MISPRINTS.get(number, set()) & known
+    assert mentions
+    assert mentions - MISPRINTS.get(number, set()) <= names
+    assert not MISPRINTS.get(number, set()) & names
 
 
 def test_the_index_of_the_project_lists_every_section_and_every_table():

@@ -69,12 +69,12 @@ def test_equal_outcomes_give_equal_pictures_and_none_without_runs(outcome):
 def test_a_curve_is_of_the_model_that_the_measure_looks_at(outcome, run, changed):
     lines = tuple(replace(line, base_eval_acc=0.9) for line in run(0.1, 0.2).rounds)
     rows = [{"system": "drop", "measure": "late_acc_trained"}, {"system": "few-shot"}]
-    wanted = replace(outcome.request, table=changed(rows=rows, claims=[]))
+    request = replace(outcome.request, table=changed(rows=rows, claims=[]))
     both = {(row, "even"): (replace(run(), rounds=lines),) for row in ("drop", "few-shot")}
-    shown = replace(outcome, request=wanted, runs=both)
-    table = wanted.table
-    assert pictures._curve(shown, table.rows[0], table.columns[0])[1].tolist() == [0.9, 0.9]
-    assert pictures._curve(shown, table.rows[1], table.columns[0])[1].tolist() == [0.1, 0.2]
+    outcome_ = replace(outcome, request=request, runs=both)
+    table = request.table
+    assert pictures._curve(outcome_, table.rows[0], table.columns[0])[1].tolist() == [0.9, 0.9]
+    assert pictures._curve(outcome_, table.rows[1], table.columns[0])[1].tolist() == [0.1, 0.2]
 
 
 @pytest.mark.parametrize(("times", "scale"), [(2, "linear"), (50, "log")])
@@ -85,11 +85,11 @@ def test_the_axis_of_time_is_logarithmic_where_rows_end_far_apart(outcome, run, 
     table = changed(columns=[column], rows=rows, claims=[], scales={"cpu": {}})
     fast = run(0.1, 0.2)
     slow = replace(fast, rounds=tuple(replace(each, closed_s=times * each.closed_s) for each in fast.rounds))
-    shown = replace(
+    outcome_ = replace(
         outcome,
         request=replace(outcome.request, table=table),
         runs={("drop", "even"): (fast,), ("few-shot", "even"): (slow,)},
     )
     on = figures.Figure().subplots()
-    pictures._curves(on, shown, table.columns[0])
+    pictures._curves(on, outcome_, table.columns[0])
     assert on.get_xscale() == scale

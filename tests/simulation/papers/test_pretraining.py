@@ -33,8 +33,8 @@ def cache(monkeypatch, tmp_path):
 
 def test_weights_are_those_of_training_on_all_of_the_data_in_one_place(capsys):
     path = pretraining.weights(FIRST, SHARED, NOWHERE)
-    told = capsys.readouterr().err.splitlines()
-    rounds = [line for line in told if line.startswith("training plain on digits")]
+    lines = capsys.readouterr().err.splitlines()
+    rounds = [line for line in lines if line.startswith("training plain on digits")]
     assert [line.split(",")[0].split(": ")[1] for line in rounds] == ["round 1 of 2", "round 2 of 2"]
     assert float(rounds[-1].rpartition(" ")[2]) > 0.7  # softmax regression; a guess is right in a tenth
     fresh = Bundle.open(pretraining.scenario(FIRST, SHARED, NOWHERE).task.bundle).weights()
@@ -59,11 +59,11 @@ def test_other_settings_are_other_weights():
 def test_a_table_s_bundle_begins_with_them(changed):
     table = changed(setting={"bundle": "learnt", "devices": 4, "task": {"rounds": 1}})
     where = resolving.Resources(NOWHERE, SHARED)
-    made = resolving.scenario(table, "cpu", (table.columns[0], table.rows[0]), where)
+    setting = resolving.scenario(table, "cpu", (table.columns[0], table.rows[0]), where)
     learnt = load_file(pretraining.weights(FIRST, SHARED, NOWHERE))
-    stored = Bundle.open(made.task.bundle).weights()
+    stored = Bundle.open(setting.task.bundle).weights()
     assert all((stored[name] == learnt[name]).all() for name in learnt)
-    assert made.engine == "torch"
+    assert setting.engine == "torch"
 
 
 def test_weights_of_a_file_cannot_be_trained_first_too():

@@ -144,9 +144,9 @@ def test_every_printed_number_stands_in_its_cell_of_the_paper(name, texts):
             usual = where.caption, where.labels.get(row.name, row.title), *where.columns[column]
             if row.name == "centralised":
                 usual = *usual[:2], 0, usual[3]
-            found = printed(texts[table.paper], where.others.get((row.name, column), usual), where.above)
+            number_ = printed(texts[table.paper], where.others.get((row.name, column), usual), where.above)
             number = plain(re.sub(r"(?<=[\d}]) GB$", "", cell))  # the unit of its column
-            assert re.match(rf"{re.escape(number)}(?![\d.])", found), (row.name, column, cell, found)
+            assert re.match(rf"{re.escape(number)}(?![\d.])", number_), (row.name, column, cell, number_)
             checked += 1
     assert checked
 
@@ -192,9 +192,9 @@ def parts(line):
 
 def labelled(row, label):
     """Whether cells of the row, in sequence and without the empty ones, are exactly the label."""
-    wanted = [part for part in label.split("|") if part]
+    words = [part for part in label.split("|") if part]
     filled = [cell for cell in row if cell]
-    if any(filled[i : i + len(wanted)] == wanted for i in range(2)):
+    if any(filled[i : i + len(words)] == words for i in range(2)):
         return True
     joined = "".join(filled)  # of a line with spaces, which may begin with the name of a model
     return bool(re.match(rf"(ViT-B)?{re.escape(label)}(?=[\d(]|$)", joined)) and " " not in label

@@ -14,9 +14,9 @@ WHERE = Resources(DataFolder(None), shared())
 
 
 @pytest.fixture
-def made(table, tmp_path):
-    wanted = WantedTable(table, "cpu", 2, tmp_path)
-    return cells(wanted, WHERE)
+def all_cells(table, tmp_path):
+    request = WantedTable(table, "cpu", 2, tmp_path)
+    return cells(request, WHERE)
 
 
 def finish(plan, name):
@@ -26,26 +26,26 @@ def finish(plan, name):
     (plan.of(name) / "run.json").write_bytes(msgspec.json.encode(info))
 
 
-def test_columns_of_one_setting_share_their_runs(made):
-    assert len(made) == 7  # three rows in one column, two in each of the others
-    folders = [plan.folder.name.rsplit("-", 1)[0] for plan in plans(made)]
+def test_columns_of_one_setting_share_their_runs(all_cells):
+    assert len(all_cells) == 7  # three rows in one column, two in each of the others
+    folders = [plan.folder.name.rsplit("-", 1)[0] for plan in plans(all_cells)]
     assert folders == ["even", "even", "uneven"]  # the long row has rounds of its own
-    uneven = plans(made)[2]
+    uneven = plans(all_cells)[2]
     assert uneven.comparison.policies == ("drop", "few-shot")
-    assert [cell.plan for cell in made[3:]] == [uneven] * 4
+    assert [cell.plan for cell in all_cells[3:]] == [uneven] * 4
 
 
-def test_runs_come_seed_by_seed_under_the_names_of_their_cells(made):
-    assert [str(name) for name in jobs(made, 2)] == [
+def test_runs_come_seed_by_seed_under_the_names_of_their_cells(all_cells):
+    assert [str(name) for name in jobs(all_cells, 2)] == [
         "drop in even-0", "few-shot in even-0", "long in even-0", "drop in uneven-0", "few-shot in uneven-0",
         "drop in even-1", "few-shot in even-1", "long in even-1", "drop in uneven-1", "few-shot in uneven-1",
     ]  # fmt: skip
 
 
-def test_what_is_finished_is_not_run_again(made):
-    uneven = plans(made)[2]
+def test_what_is_finished_is_not_run_again(all_cells):
+    uneven = plans(all_cells)[2]
     finish(uneven, RunName("few-shot", 0))
-    left = [str(name) for name in jobs(made, 2)]
+    left = [str(name) for name in jobs(all_cells, 2)]
     assert len(left) == 9
     assert "few-shot in uneven-0" not in left
 

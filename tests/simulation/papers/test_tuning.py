@@ -28,10 +28,10 @@ def test_each_row_is_run_at_each_rate_for_a_quarter_of_its_rounds_on_validation_
 def test_a_row_s_scenario_trains_at_the_rate():
     table = by_rate()
     where = resolving.Resources(DataFolder(None), shared())
-    made = resolving.scenario(table, "smoke", (table.columns[0], table.rows[2]), where)
-    [full] = [kind.settings for kind in made.task.kinds if kind.name == "full"]
+    setting = resolving.scenario(table, "smoke", (table.columns[0], table.rows[2]), where)
+    [full] = [kind.settings for kind in setting.task.kinds if kind.name == "full"]
     assert full["lr"] == 0.01
-    assert made.task.rounds == 1  # 0.75 of 3
+    assert setting.task.rounds == 1  # 0.75 of 3
 
 
 def test_the_pass_before_fedft_keeps_its_rate():

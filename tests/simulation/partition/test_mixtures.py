@@ -119,11 +119,11 @@ def test_no_sample_is_with_two_devices_and_no_device_is_empty(counts, devices, a
 )
 def test_samples_that_are_used_again_are_never_twice_with_one_device(devices, each, seed, alpha):
     y, rng = np.repeat(np.arange(3), 10), np.random.default_rng(seed)
-    wanted = partition.Sizes(each=each, reuse=True)
+    sizes = partition.Sizes(each=each, reuse=True)
     if alpha is None:
-        parts = partition.iid(len(y), devices, rng, wanted)
+        parts = partition.iid(len(y), devices, rng, sizes)
     else:
-        parts = partition.dirichlet(y, devices, alpha, rng, wanted)
+        parts = partition.dirichlet(y, devices, alpha, rng, sizes)
     assert [len(np.unique(part)) for part in parts] == [each] * devices
 
 

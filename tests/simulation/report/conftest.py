@@ -18,9 +18,11 @@ def comparison(tmp_path_factory, made_up):
 
     def make(policies=("choose", "drop"), seeds=2, **changes):
         task = {"rounds": ROUNDS, "round_deadline_s": 8.0}
-        mine = scenario.load("digits", {"task": task, **changes})
+        setting = scenario.load("digits", {"task": task, **changes})
         plan = ComparisonPlan(
-            mine, Comparison(policies=policies, seeds=seeds, command=COMMAND), tmp_path_factory.mktemp("run")
+            setting,
+            Comparison(policies=policies, seeds=seeds, command=COMMAND),
+            tmp_path_factory.mktemp("run"),
         )
         plan.save()
         for name in plan.names:
@@ -34,7 +36,7 @@ def comparison(tmp_path_factory, made_up):
             info = RunInfo(
                 policy=name.policy,
                 seed=name.seed,
-                sha256=fingerprint(of_policy(mine, name.policy), name.seed),
+                sha256=fingerprint(of_policy(setting, name.policy), name.seed),
                 executor="plain",
                 finished=True,
                 seconds=3.0,

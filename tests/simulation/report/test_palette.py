@@ -22,8 +22,8 @@ def lab(colour, eyes):
     """CIE L*a*b* (D65) of a hex colour as these eyes see it."""
     srgb = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    seen = np.clip(eyes @ linear, 0, 1)
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ seen
+    as_seen = np.clip(eyes @ linear, 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ as_seen
     scaled = xyz / np.array([0.9505, 1.0, 1.089])
     f = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
@@ -31,8 +31,8 @@ def lab(colour, eyes):
 
 @pytest.mark.parametrize("eyes", EYES)
 def test_kinds_are_told_apart(eyes):
-    for one, other in combinations(KINDS.values(), 2):
-        assert np.linalg.norm(lab(one, EYES[eyes]) - lab(other, EYES[eyes])) > 12
+    for left, other in combinations(KINDS.values(), 2):
+        assert np.linalg.norm(lab(left, EYES[eyes]) - lab(other, EYES[eyes])) > 12
 
 
 def test_every_usual_kind_has_a_colour_of_its_own():
@@ -55,5 +55,5 @@ def test_a_kind_unknown_here_always_gets_the_same_spare_colour():
 
 
 def test_outcomes_are_stacked_from_the_richest_kind_to_the_worst_fate():
-    found = {"crashed", "few-shot", "late", "full", "telepathy"}
-    assert outcomes(found) == ["full", "few-shot", "telepathy", "late", "crashed"]
+    names = {"crashed", "few-shot", "late", "full", "telepathy"}
+    assert outcomes(names) == ["full", "few-shot", "telepathy", "late", "crashed"]

@@ -33,19 +33,19 @@ def test_a_cell_has_three_digits_a_unit_and_how_many_seeds_have_it(each, unit, t
 
 
 def summary(**values):
-    known = {measure.field: SeedSpread(nan, nan, 0, 1) for measure in table.measures(AT)}
-    return {**known, **{name: SeedSpread(value, nan, 1, 1) for name, value in values.items()}}
+    usual = {measure.field: SeedSpread(nan, nan, 0, 1) for measure in table.measures(AT)}
+    return {**usual, **{name: SeedSpread(value, nan, 1, 1) for name, value in values.items()}}
 
 
 def test_all_policies_of_a_row_have_one_unit():
-    shown = table.main_table({"a": summary(bytes_up=5e6), "b": summary(bytes_up=4e4)}, AT).text()
-    [row] = [line for line in shown.splitlines() if line.startswith("bytes up")]
+    text = table.main_table({"a": summary(bytes_up=5e6), "b": summary(bytes_up=4e4)}, AT).text()
+    [row] = [line for line in text.splitlines() if line.startswith("bytes up")]
     assert row.split() == ["bytes", "up", "5.00", "MB", "0.0400", "MB"]
 
 
 def test_what_is_nothing_beside_the_others_has_their_unit_too():
-    shown = table.main_table({"a": summary(bytes_up=5e6), "b": summary(bytes_up=9690.0)}, AT).text()
-    [row] = [line for line in shown.splitlines() if line.startswith("bytes up")]
+    text = table.main_table({"a": summary(bytes_up=5e6), "b": summary(bytes_up=9690.0)}, AT).text()
+    [row] = [line for line in text.splitlines() if line.startswith("bytes up")]
     assert row.split() == ["bytes", "up", "5.00", "MB", "0.00969", "MB"]
 
 
@@ -77,16 +77,16 @@ def test_the_best_of_a_row_is_marked_and_equals_are_not():
 
 
 def test_equal_time_and_target_stand_in_the_heads():
-    shown = table.main_table({"a": summary()}, AT).text()
-    assert "accuracy at 2 min" in shown
-    assert "time to 80.0%" in shown
+    text = table.main_table({"a": summary()}, AT).text()
+    assert "accuracy at 2 min" in text
+    assert "time to 80.0%" in text
 
 
 def test_sums_that_are_not_opened_have_a_row_only_where_updates_are_masked():
     masked = replace(AT, masked=True, noisy=True)
-    shown = table.main_table({"a": {**summary(), **two(unopened=0.125, central_epsilon=2.5)}}, masked).text()
-    assert [line.split()[-1] for line in shown.splitlines() if "not opened" in line] == ["12.5%"]
-    assert [line.split()[-1] for line in shown.splitlines() if "epsilon spent" in line] == ["2.50"]
+    text = table.main_table({"a": {**summary(), **two(unopened=0.125, central_epsilon=2.5)}}, masked).text()
+    assert [line.split()[-1] for line in text.splitlines() if "not opened" in line] == ["12.5%"]
+    assert [line.split()[-1] for line in text.splitlines() if "epsilon spent" in line] == ["2.50"]
     plain = table.main_table({"a": summary()}, AT).text()
     assert "not opened" not in plain and "epsilon" not in plain
 

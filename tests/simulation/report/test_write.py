@@ -120,10 +120,10 @@ def test_the_same_figures_come_as_json(report):
     assert {row["part"] for row in whole["equal"]["by_class"]} == set("0123456789")
     [paired] = [row for row in whole["equal"]["rows"] if row["against"] and row["part"] == "worst class"]
     assert (paired["policy"], paired["against"]) == ("choose", "drop")
-    kept = json.loads((report.page.parent / "summary.json").read_text())
-    assert {**kept, "report": str(report.page)} == {**whole, "failed": {}, "runs": kept["runs"]}
-    assert [(run["policy"], run["seed"]) for run in kept["runs"]][:2] == [("choose", 0), ("drop", 0)]
-    ends = [run["rounds"]["accuracy"][-1] for run in kept["runs"] if run["policy"] == "choose"]
+    content = json.loads((report.page.parent / "summary.json").read_text())
+    assert {**content, "report": str(report.page)} == {**whole, "failed": {}, "runs": content["runs"]}
+    assert [(run["policy"], run["seed"]) for run in content["runs"]][:2] == [("choose", 0), ("drop", 0)]
+    ends = [run["rounds"]["accuracy"][-1] for run in content["runs"] if run["policy"] == "choose"]
     assert sum(ends) / 2 == pytest.approx(final["mean"])
 
 
@@ -175,9 +175,9 @@ def test_a_folder_from_before_classes_were_kept_is_reported_and_said_to_lack_the
             del line["eval_acc_by_class"]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     report = write(plan)
-    said = "no recall by class is kept of choose-0, drop-0, which an older version ran"
-    assert said in report.text()
-    assert said in report.page.read_text("utf-8")
+    text = "no recall by class is kept of choose-0, drop-0, which an older version ran"
+    assert text in report.text()
+    assert text in report.page.read_text("utf-8")
     assert json.loads(report.json())["equal"]["lacking"] == ["choose-0", "drop-0"]
     assert plots(report) == PLOTS - {"accuracy-by-class"}
     assert re.search(r"^all classes +choose +\d+\.\d%", report.text(), re.M)
@@ -271,8 +271,8 @@ def test_a_comparison_without_stragglers_says_that_equal_policies_cannot_differ(
 def test_a_group_that_sat_out_all_asks_is_named_with_the_reason(comparison, ask):
     compared = read_comparison(comparison(seeds=1))
     out = ask(group="slow", fate="sat out", why="full needs 61 s and has 10 s")
-    told = sitting_out(with_asks(compared, lambda _: [ask(group="fast"), out, out]))
-    assert told == ["choose: group slow sat out 2 of 2 asks, at first because: full needs 61 s and has 10 s"]
+    lines = sitting_out(with_asks(compared, lambda _: [ask(group="fast"), out, out]))
+    assert lines == ["choose: group slow sat out 2 of 2 asks, at first because: full needs 61 s and has 10 s"]
     assert sitting_out(with_asks(compared, lambda _: [out, ask(group="slow")])) == []
 
 

@@ -60,7 +60,7 @@ class Told:
     def ended(self, flight, fate, now, **more):
         self.fates.append((flight.device, fate))
 
-    def trained(self, job, made):
+    def trained(self, job, update):
         pass
 
 
@@ -68,7 +68,7 @@ class Told:
 class Run:
     learning: ModelState
     executor: Answers
-    told: Told
+    notes: Told
     bases: BaseHistory
     checkpoints: list
 
@@ -89,11 +89,11 @@ def run(bundle) -> Run:
     weights = bundle.weights()
     kind = KindSettings(name="full", settings={"epochs": 1, "terms": {"moon": {"mu": 1.0}}}, max_norm=1e6)
     task = Task(bundle="digits-wrn-10-1", late="count", kinds=(kind,))
-    executor, told, kept = Answers(weights), Told(), []
+    executor, notes, checkpoints = Answers(weights), Told(), []
     bases = BaseHistory({"": ShippedModel.of(bundle)}, weights, CarriedState())
     server = ServerSide({"": bundle})
-    tools = LearningTools(server, executor, lambda *_: RoundFigures(nan), told, told, kept.append)
-    return Run(ModelState(task, bases, CarriedState(), tools), executor, told, bases, kept)
+    tools = LearningTools(server, executor, lambda *_: RoundFigures(nan), notes, notes, checkpoints.append)
+    return Run(ModelState(task, bases, CarriedState(), tools), executor, notes, bases, checkpoints)
 
 
 def test_a_device_is_given_what_it_kept_when_it_trains_the_kind_again(run):
@@ -108,14 +108,14 @@ def test_training_that_diverged_leaves_what_was_kept(run):
     run.round(2, ("1", 2))
     run.executor.failing = set()
     assert run.round(3, ("1", 3)) == [[("1", 1.0)]]
-    assert run.told.fates == [("1", "counted"), ("1", "refused"), ("1", "counted")]
+    assert run.notes.fates == [("1", "counted"), ("1", "refused"), ("1", "counted")]
 
 
 def test_of_several_updates_of_a_device_in_a_round_the_newest_counts(run):
     run.round(1, ("7", 1))
     assert run.round(2, ("2", 2), ("2", 1), ("3", 1)) == [[("2",), ("3",)]]
     assert [job.round for job in run.executor.runs[-1]] == [2, 1]
-    assert run.told.fates == [("7", "counted"), ("2", "late"), ("2", "counted"), ("3", "counted")]
+    assert run.notes.fates == [("7", "counted"), ("2", "late"), ("2", "counted"), ("3", "counted")]
 
 
 def test_checkpoints_hold_what_was_kept_then_and_not_what_came_later(run):

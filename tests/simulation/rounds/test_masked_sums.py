@@ -52,7 +52,7 @@ class Told:
     def ended(self, flight, fate, now, **more):
         self.ends.append((flight.device, fate))
 
-    def trained(self, job, made):
+    def trained(self, job, update):
         pass
 
 
@@ -66,7 +66,7 @@ class Run:
             masks=msgspec.convert(scenario.stand_in_helpers(masks), type=scenario.MaskSettings),
         )
         self.weights = bundle.weights()
-        self.told, self.executor, self.kept = Told(), Stepping(), []
+        self.notes, self.executor, self.checkpoints = Told(), Stepping(), []
         self.bases = BaseHistory({"": ShippedModel.of(bundle)}, self.weights, CarriedState())
         ends = np.cumsum([0, *SIZES])
         clients = Clients(np.zeros(ends[-1]), np.zeros(ends[-1], int), np.arange(ends[-1]), ends)
@@ -75,9 +75,9 @@ class Run:
             ServerSide({"": bundle}),
             self.executor,
             lambda *_: RoundFigures(nan),
-            self.told,
-            self.told,
-            self.kept.append,
+            self.notes,
+            self.notes,
+            self.checkpoints.append,
             sums,
         )
         self.learning = ModelState(task, self.bases, CarriedState(), tools)
@@ -100,7 +100,7 @@ class Run:
 def test_a_group_that_is_too_small_is_neither_trained_nor_merged(bundle):
     run = Run(bundle, min_group=3)
     figures = run.round(1, (0, 1), (1, 1))
-    assert run.told.ends == [("0", "unopened"), ("1", "unopened")]
+    assert run.notes.ends == [("0", "unopened"), ("1", "unopened")]
     assert not run.executor.trained and not run.moved().any()
     assert figures.unopened == 2 and isnan(figures.central_epsilon)
     assert run.bases.alone(2) == ("full",)
@@ -110,7 +110,7 @@ def test_late_updates_are_a_group_of_their_own(bundle):
     run = Run(bundle, min_group=2)
     run.round(1, (0, 1), (1, 1))
     figures = run.round(2, (0, 2), (1, 2), (2, 1))
-    assert run.told.ends[2:] == [("2", "unopened"), ("0", "counted"), ("1", "counted")]
+    assert run.notes.ends[2:] == [("2", "unopened"), ("0", "counted"), ("1", "counted")]
     assert figures.unopened == 1
     assert run.bases.alone(3) == (), "another group of the kind was opened"
 
@@ -128,10 +128,10 @@ def test_each_update_is_clipped_to_the_norm(bundle):
     long = {name: value + np.float32(1.0) for name, value in base.items()}
     sums.divide(1, [flight])
     sums.bounded(Update("full", long, 10, 1.0), flight, base)  # which gets the noise
-    made = sums.bounded(Update("full", long, 10, 1.0), flight, base)
-    change = np.concatenate([(made.tensors[name] - base[name]).ravel() for name in base])
+    update = sums.bounded(Update("full", long, 10, 1.0), flight, base)
+    change = np.concatenate([(update.tensors[name] - base[name]).ravel() for name in base])
     assert np.linalg.norm(change.astype(np.float64)) == pytest.approx(0.5, rel=1e-3)
-    assert isnan(made.train_loss), "the loss would have no noise"
+    assert isnan(update.train_loss), "the loss would have no noise"
 
 
 def test_the_noise_of_the_mean_has_the_deviation_of_the_helpers_sum_over_the_shares(bundle):
@@ -167,7 +167,7 @@ class Asks:
     def asked(self, ask):
         self.asks.append(ask)
 
-    def trained(self, job, made):
+    def trained(self, job, update):
         pass
 
     def closed(self, line):
@@ -177,10 +177,10 @@ class Asks:
 @pytest.mark.parametrize("masks", [{"min_group": 3}, {"min_group": 3, **NOISE}])
 def test_a_run_goes_on_as_if_it_had_not_been_stopped(masks):
     kinds = [{"name": "full"}, {"name": "zeroth-order"}]
-    made = scenario.load("mixed", {**MIXED, "task": {**MIXED["task"], "kinds": kinds, "masks": masks}})
-    kept, whole, rest = [], Asks(), Asks()
-    served = simulate(prepare(made, 0), observer=whole, keeping=ResumeOptions(keep=kept.append))
-    again = simulate(prepare(made, 0), observer=rest, keeping=ResumeOptions(resume=kept[1]))
+    setting = scenario.load("mixed", {**MIXED, "task": {**MIXED["task"], "kinds": kinds, "masks": masks}})
+    checkpoints, whole, rest = [], Asks(), Asks()
+    served = simulate(prepare(setting, 0), observer=whole, keeping=ResumeOptions(keep=checkpoints.append))
+    again = simulate(prepare(setting, 0), observer=rest, keeping=ResumeOptions(resume=checkpoints[1]))
     assert all((served[name] == again[name]).all() for name in served)
     assert [line.unopened for line in whole.lines[2:]] == [line.unopened for line in rest.lines]
     unopened = [ask for ask in whole.asks if ask.fate == "unopened"]
@@ -208,33 +208,33 @@ def test_devices_take_another_kind_after_a_round_in_which_theirs_was_alone():
         "masks": {"min_group": 3},
     }
     data = {"max_train": 200, "max_test": 40, "partition": "iid"}
-    given = {"fleet": {"name": "two", "groups": groups}, "devices": 5, "slow": 20.0}
+    fields = {"fleet": {"name": "two", "groups": groups}, "devices": 5, "slow": 20.0}
     watch = Asks()
-    simulate(prepare(scenario.load("uniform", {**given, "data": data, "task": task}), 0), observer=watch)
+    simulate(prepare(scenario.load("uniform", {**fields, "data": data, "task": task}), 0), observer=watch)
     kinds = [sorted(ask.kind for ask in watch.asks if ask.round == number) for number in (1, 2, 3)]
     assert kinds == [["full"] * 2 + ["peft"] * 3, ["peft"] * 5, ["full"] * 2 + ["peft"] * 3]
     assert [line.unopened for line in watch.lines] == [2, 0, 2]
 
 
 def test_helpers_may_be_a_number_in_a_scenario():
-    made = scenario.load("digits", {"task": {"masks": {"helpers": 2, "min_group": 4}}})
-    assert len(made.task.masks.keys) == 2 and made.task.masks.min_group == 4
+    setting = scenario.load("digits", {"task": {"masks": {"helpers": 2, "min_group": 4}}})
+    assert len(setting.task.masks.keys) == 2 and setting.task.masks.min_group == 4
     with pytest.raises(ScenarioError, match="helpers are 4, expected 1 to 3"):
         scenario.load("digits", {"task": {"masks": {"helpers": 4}}})
 
 
 def test_central_noise_by_name_needs_no_masks_in_the_scenario():
-    made = scenario.of_policy(scenario.load("digits"), "fedavg+central-dp")
-    assert (made.task.masks.epsilon, made.task.masks.delta) == (5.0, 1e-3)
-    mine = {**NOISE, "epsilon": 2.0, "min_group": 7}
-    given = scenario.load("digits", {"task": {"kinds": [{"name": "full"}], "masks": mine}})
-    made = scenario.of_policy(given, "lp+central-dp")
-    assert (made.task.masks.epsilon, made.task.masks.min_group) == (2.0, 7)
+    setting = scenario.of_policy(scenario.load("digits"), "fedavg+central-dp")
+    assert (setting.task.masks.epsilon, setting.task.masks.delta) == (5.0, 1e-3)
+    masks = {**NOISE, "epsilon": 2.0, "min_group": 7}
+    own = scenario.load("digits", {"task": {"kinds": [{"name": "full"}], "masks": masks}})
+    setting = scenario.of_policy(own, "lp+central-dp")
+    assert (setting.task.masks.epsilon, setting.task.masks.min_group) == (2.0, 7)
 
 
 def test_a_device_has_one_voice_in_a_sum_however_many_updates_it_sends(bundle):
     run = Run(bundle, min_group=2)
     run.round(1, (0, 1), (1, 1), (2, 1))
-    run.told.ends.clear()
+    run.notes.ends.clear()
     run.round(2, (3, 1), (3, 2), (0, 2), (1, 1))
-    assert run.told.ends == [("3", "late"), ("1", "unopened"), ("0", "counted"), ("3", "counted")]
+    assert run.notes.ends == [("3", "late"), ("1", "unopened"), ("0", "counted"), ("3", "counted")]

@@ -36,7 +36,7 @@ class Notes:
     def asked(self, ask):
         self.asks.append(ask)
 
-    def trained(self, job, made):
+    def trained(self, job, update):
         self.jobs.append(job)
 
     def closed(self, line):
@@ -260,13 +260,13 @@ def test_a_fresh_start_is_fetched_while_devices_wait_and_is_another_for_another_
     """All of the weights in round 1's lobby, beside the bundle; in later rounds what has changed."""
     kinds = [{"name": "class-means"}]  # which leave all but the head as it is
     task = {"start": "random", "rounds": 1, "round_deadline_s": 600.0, "kinds": kinds}
-    one, notes = play(seed=1, fleet=SETTLED, task=task, slow=1.0)
+    weights, notes = play(seed=1, fleet=SETTLED, task=task, slow=1.0)
     other, _ = play(seed=2, fleet=SETTLED, task=task, slow=1.0)
     _, shipped = play(seed=1, fleet=SETTLED, task={**task, "start": "bundle"}, slow=1.0)
-    size = len(tensors.encode(one))
+    size = len(tensors.encode(weights))
     more = notes.asks[0].bytes_down - shipped.asks[0].bytes_down
     assert size < more < 1.05 * size  # with the header of each part
     assert notes.asks[0].download_s == 0.0
-    drawn = [name for name in one if name.endswith("conv1.weight")]
+    drawn = [name for name in weights if name.endswith("conv1.weight")]
     assert drawn
-    assert not any(np.array_equal(one[name], other[name]) for name in drawn)
+    assert not any(np.array_equal(weights[name], other[name]) for name in drawn)

@@ -17,12 +17,12 @@ DAY_S = 86_400.0
 
 class Notes:
     def __init__(self):
-        self.asks, self.lines, self.kept = [], [], []
+        self.asks, self.lines, self.checkpoints = [], [], []
 
     def asked(self, ask):
         self.asks.append(ask)
 
-    def trained(self, job, made):
+    def trained(self, job, update):
         pass
 
     def closed(self, line):
@@ -49,7 +49,7 @@ def play(fleet, task=None, devices=4, seed=0, resume=None, **settings):
     }
     notes = Notes()
     prepared = prepare(scenario.load("uniform", over), seed)
-    simulate(prepared, observer=notes, keeping=ResumeOptions(resume, notes.kept.append))
+    simulate(prepared, observer=notes, keeping=ResumeOptions(resume, notes.checkpoints.append))
     return notes
 
 
@@ -87,19 +87,19 @@ def test_a_device_that_crashed_begins_again_when_it_is_back_and_its_round_waits_
     notes = play(alike(failures={"crash": 0.5, "away_s": 5.0}), {"rounds": 6})
     assert notes.fates["crashed"] > 3
     assert [line.participants for line in notes.lines] == [4] * 6
-    for lost in (ask for ask in notes.asks if ask.fate == "crashed"):
-        again = next(a for a in notes.asks if a.device == lost.device and a.asked_s > lost.asked_s)
-        assert again.asked_s == lost.ended_s + 5.0
-        assert again.round == lost.round
+    for crash in (ask for ask in notes.asks if ask.fate == "crashed"):
+        again = next(a for a in notes.asks if a.device == crash.device and a.asked_s > crash.asked_s)
+        assert again.asked_s == crash.ended_s + 5.0
+        assert again.round == crash.round
 
 
 def test_a_round_does_not_wait_for_a_device_that_is_gone_for_long():
     """All others answer at once; the broker says that the lost are gone, and the round closes."""
     notes = play(alike(failures={"crash": 0.5, "away_s": 1e4}), {"rounds": 1, "round_deadline_s": 1e3})
-    lost = [ask.ended_s for ask in notes.asks if ask.fate == "crashed"]
+    ends_s = [ask.ended_s for ask in notes.asks if ask.fate == "crashed"]
     [line] = notes.lines
-    assert 0 < len(lost) < 4
-    assert line.closed_s == pytest.approx(max(lost) + WILL_S)
+    assert 0 < len(ends_s) < 4
+    assert line.closed_s == pytest.approx(max(ends_s) + WILL_S)
 
 
 def test_a_round_does_not_wait_for_a_link_that_is_lost_for_long_and_its_update_comes_late():
@@ -131,10 +131,10 @@ def test_in_a_redrawn_fleet_every_device_is_a_straggler_now_and_then():
         by_round = Counter((ask.round, ask.group) for ask in notes.asks)
         assert set(by_round.values()) == {2}, "two of four in every round"
         for device in {ask.device for ask in notes.asks}:
-            mine = [ask for ask in notes.asks if ask.device == device]
-            slow = [ask.compute_s for ask in mine if ask.group == "slow"]
-            fast = [ask.compute_s for ask in mine if ask.group == "fast"]
-            assert {ask.group for ask in mine} == (each or {device.partition("-")[0]})
+            asks = [ask for ask in notes.asks if ask.device == device]
+            slow = [ask.compute_s for ask in asks if ask.group == "slow"]
+            fast = [ask.compute_s for ask in asks if ask.group == "fast"]
+            assert {ask.group for ask in asks} == (each or {device.partition("-")[0]})
             assert not each or min(slow) > 10 * max(fast)
 
 
@@ -189,7 +189,7 @@ def test_a_run_stopped_after_its_last_round_still_says_what_was_unheard():
     fleet = {"name": "two", "groups": {"quick": {"profile": "pi-5", "share": 0.25}, "slow": slow}}
     task = {"rounds": 1, "buffer_size": 1}
     whole = play(fleet, task)
-    rest = play(fleet, task, resume=whole.kept[-1])
+    rest = play(fleet, task, resume=whole.checkpoints[-1])
     assert rest.asks == [ask for ask in whole.asks if ask.fate == "unheard"] != []
 
 
@@ -201,8 +201,8 @@ def test_bases_are_kept_only_for_updates_that_may_yet_count(late, most):
         "lost": {"profile": "pi-5", "share": 0.25, "failures": {"drop": 1.0, "away_s": DAY_S}},
     }
     notes = play({"name": "two", "groups": groups}, {"rounds": 8, "late": late, "max_staleness": 2})
-    assert max(len(one.bases) for one in notes.kept) == most
-    assert [base.number for base in notes.kept[-1].bases] == [9]
+    assert max(len(checkpoint.bases) for checkpoint in notes.checkpoints) == most
+    assert [base.number for base in notes.checkpoints[-1].bases] == [9]
 
 
 TWO_SPEEDS = {
@@ -251,9 +251,9 @@ def test_a_run_that_waits_for_the_fast_goes_on_from_its_checkpoint_to_the_same_m
     task = {"rounds": 6, "kinds": ONE_EPOCH, "wait_for": "fast", "max_staleness": 1000}
     over = {"fleet": TWO_SPEEDS, "devices": 4, "slow": 50.0, "eval_every": 0}
     over |= {"data": {"partition": "iid", "samples_per_client": 10}, "task": task}
-    kept = []
+    checkpoints = []
     prepared = prepare(scenario.load("uniform", over), 0)
-    whole = simulate(prepared, keeping=ResumeOptions(keep=kept.append))
-    rest = simulate(prepare(scenario.load("uniform", over), 0), keeping=ResumeOptions(resume=kept[3]))
+    whole = simulate(prepared, keeping=ResumeOptions(keep=checkpoints.append))
+    rest = simulate(prepare(scenario.load("uniform", over), 0), keeping=ResumeOptions(resume=checkpoints[3]))
     for name, value in whole.items():
         assert (rest[name] == value).all(), name

@@ -105,7 +105,7 @@ def test_an_unknown_tracker_is_refused_with_what_is_expected(name):
 
 
 @pytest.mark.parametrize(
-    "name, module, said",
+    "name, module, message",
     [
         ("tensorboard:x", "tensorboardX", "TensorBoard needs tensorboardX: pip install tensorboardX"),
         ("wandb:x", "wandb", "WandB needs wandb: pip install wandb"),
@@ -113,12 +113,12 @@ def test_an_unknown_tracker_is_refused_with_what_is_expected(name):
         ("mlflow:http://x", "mlflow", "MLflow needs mlflow: pip install mlflow-skinny"),
     ],
 )
-def test_a_missing_library_is_named_with_the_command_that_installs_it(name, module, said, monkeypatch):
+def test_a_missing_library_is_named_with_the_command_that_installs_it(name, module, message, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, f"{module}.summary", None)
     with pytest.raises(TrackerError) as caught:
         tracker_named(name)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def test_the_command_refuses_an_unknown_tracker_before_anything_is_run(tmp_path, capsys):
@@ -142,12 +142,12 @@ def events_of(folder):
 
 def scalars_of(events):
     """By name: pairs of step and value."""
-    found = {}
+    points = {}
     for event in events:
         for value in event.summary.value:
             if value.WhichOneof("value") == "simple_value":
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
-    return found
+                points.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return points
 
 
 def test_tensorboard_gets_every_round_and_the_final_figures(tmp_path):
@@ -221,12 +221,14 @@ def test_mlflow_keeps_rounds_settings_and_final_figures(tmp_path):
     lines = run(tmp_path / "run", tracker_named(f"mlflow:{tmp_path / 'ml'}"))
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'ml' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("device-runtime")
-    (kept,) = client.search_runs([experiment.experiment_id])
-    assert (kept.info.status, kept.info.run_name) == ("FINISHED", "choose-0")
-    assert (kept.data.params["task.rounds"], kept.data.params["policy"]) == ("3", "choose")
-    points = [(point.step, point.value) for point in client.get_metric_history(kept.info.run_id, "accuracy")]
+    (stored,) = client.search_runs([experiment.experiment_id])
+    assert (stored.info.status, stored.info.run_name) == ("FINISHED", "choose-0")
+    assert (stored.data.params["task.rounds"], stored.data.params["policy"]) == ("3", "choose")
+    points = [
+        (point.step, point.value) for point in client.get_metric_history(stored.info.run_id, "accuracy")
+    ]
     assert points == [(line.round, pytest.approx(line.eval_acc)) for line in lines]
-    assert kept.data.metrics["final/bytes_up"] == sum(line.bytes_up for line in lines)
+    assert stored.data.metrics["final/bytes_up"] == sum(line.bytes_up for line in lines)
 
 
 @pytest.mark.slow
@@ -235,9 +237,9 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_mlflow(tmp_path, monkeypatch):
     pytest.importorskip("sqlalchemy")
     stopped_and_resumed(tmp_path / "run", monkeypatch, MLflow(tmp_path / "ml", "mine"))
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'ml' / 'mlflow.db'}")
-    (kept,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
-    assert kept.info.status == "FINISHED"
-    points = client.get_metric_history(kept.info.run_id, "accuracy")
+    (stored,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert stored.info.status == "FINISHED"
+    points = client.get_metric_history(stored.info.run_id, "accuracy")
     assert [point.step for point in points] == [1, 2, 3]
 
 

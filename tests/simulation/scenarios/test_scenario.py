@@ -22,10 +22,10 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
 
 
 def test_a_fleet_preset_is_given_the_digits_task():
-    made = scenario.load("uniform")
-    assert made.fleet == fleets.load("uniform")
-    assert made.task.bundle == "digits-wrn-10-1"
-    assert made.data.source == "digits"
+    loaded = scenario.load("uniform")
+    assert loaded.fleet == fleets.load("uniform")
+    assert loaded.task.bundle == "digits-wrn-10-1"
+    assert loaded.data.source == "digits"
 
 
 def test_every_preset_loads():
@@ -33,29 +33,29 @@ def test_every_preset_loads():
 
 
 def test_a_fleet_file_is_given_the_digits_task(tmp_path):
-    made = scenario.load(write(tmp_path, FLEET))
-    assert list(made.fleet.groups) == ["a"]
-    assert made.name == "mine"
+    loaded = scenario.load(write(tmp_path, FLEET))
+    assert list(loaded.fleet.groups) == ["a"]
+    assert loaded.name == "mine"
 
 
 def test_a_scenario_names_a_fleet_beside_it(tmp_path):
     write(tmp_path, FLEET, "boards.toml")
     text = 'fleet = "boards.toml"\ndevices = 7\n[task]\nrounds = 3\n[data]\npartition = "iid"\n'
-    made = scenario.load(write(tmp_path, text))
-    assert (made.devices, made.task.rounds, made.data.partition) == (7, 3, "iid")
-    assert list(made.fleet.groups) == ["a"]
+    loaded = scenario.load(write(tmp_path, text))
+    assert (loaded.devices, loaded.task.rounds, loaded.data.partition) == (7, 3, "iid")
+    assert list(loaded.fleet.groups) == ["a"]
 
 
 def test_flags_go_over_the_file_and_leave_its_other_settings(tmp_path):
     text = 'fleet = "uniform"\n[task]\nrounds = 3\nround_deadline_s = 5.0\n'
-    made = scenario.load(write(tmp_path, text), {"devices": 4, "task": {"rounds": 9}})
-    assert (made.devices, made.task.rounds, made.task.round_deadline_s) == (4, 9, 5.0)
+    loaded = scenario.load(write(tmp_path, text), {"devices": 4, "task": {"rounds": 9}})
+    assert (loaded.devices, loaded.task.rounds, loaded.task.round_deadline_s) == (4, 9, 5.0)
 
 
 def test_several_kinds_have_the_usual_settings_that_the_file_does_not_set(tmp_path):
     text = 'fleet = "uniform"\n[[task.kinds]]\nname = "full"\nsettings = { graded = false }\n'
-    made = scenario.load(write(tmp_path, f'{text}[[task.kinds]]\nname = "few-shot"\n'))
-    full, few_shot = (kind.strategy for kind in made.task.kinds)
+    loaded = scenario.load(write(tmp_path, f'{text}[[task.kinds]]\nname = "few-shot"\n'))
+    full, few_shot = (kind.strategy for kind in loaded.task.kinds)
     assert (full.graded, few_shot.join_base, few_shot.least_samples) == (False, True, 40)
     [alone] = scenario.load(write(tmp_path, text.replace("settings = { graded = false }", ""))).task.kinds
     assert not alone.strategy.graded
@@ -75,19 +75,19 @@ def test_settings_of_groups_and_kinds_that_came_later_are_written_only_where_the
 
 
 def test_a_scenario_is_what_it_was_after_json(tmp_path):
-    made = scenario.load("digits")
-    assert scenario.decode(made.json()) == made
-    assert scenario.decode(made.json()).json() == made.json()
+    loaded = scenario.load("digits")
+    assert scenario.decode(loaded.json()) == loaded
+    assert scenario.decode(loaded.json()).json() == loaded.json()
 
 
 @pytest.mark.parametrize("name", fleets.preset_names())
 def test_a_run_s_devices_have_the_names_and_order_of_the_fleet_when_loaded(name):
     """A run is given its scenario as JSON."""
-    loaded, given = fleets.load(name), scenario.decode(scenario.load(name).json()).fleet
+    loaded, read = fleets.load(name), scenario.decode(scenario.load(name).json()).fleet
     for seed in (0, 1):
-        one, other = loaded.draw(30, seed), given.draw(30, seed)
-        assert [one.name(i) for i in range(30)] == [other.name(i) for i in range(30)]
-        assert [one.profile(i) for i in range(30)] == [other.profile(i) for i in range(30)]
+        first, other = loaded.draw(30, seed), read.draw(30, seed)
+        assert [first.name(i) for i in range(30)] == [other.name(i) for i in range(30)]
+        assert [first.profile(i) for i in range(30)] == [other.profile(i) for i in range(30)]
 
 
 def test_settings_that_came_later_are_written_only_where_they_are_used():
@@ -99,9 +99,9 @@ def test_settings_that_came_later_are_written_only_where_they_are_used():
 
 
 def test_what_groups_hold_is_in_a_scenario_s_json():
-    made = scenario.load("straggler-classes")
-    assert scenario.decode(made.json()) == made
-    assert made.data.groups["weak"].classes == (7, 8, 9)
+    loaded = scenario.load("straggler-classes")
+    assert scenario.decode(loaded.json()) == loaded
+    assert loaded.data.groups["weak"].classes == (7, 8, 9)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class VirtualDevice:
         make = partial(InProcess, draw=secrets.bytes)
         agent = Agent(settings, int(boot.integers(2**32)), self._time.clock, make)
         who = ClientIdentity(placed.name, agent.subscriptions(), agent.will(), agent.greeting())
-        ends = ClientEnd(self._heard, self._time.clock)
+        ends = ClientEnd(self._hear, self._time.clock)
         self.link = VirtualLink(who, placed.line, self._broker, ends, self._log)
         agent.begin(self.link)
         self._agent = agent
@@ -134,7 +134,7 @@ class VirtualDevice:
         if self.link and self._agent:
             self.link.connect()
 
-    def _heard(self, event: Event) -> None:
+    def _hear(self, event: Event) -> None:
         if self._agent:
             self._agent.inbox.put(event)
             self._go_on()

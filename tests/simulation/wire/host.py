@@ -91,7 +91,7 @@ class VirtualAggregator:
         self._service = Service(self._task, self._folder, ports)
         who = ClientIdentity(AGGREGATOR, (topics.FROM_DEVICES,))
         self._link = VirtualLink(
-            who, LinkCapacity(), self._broker, ClientEnd(self._heard, clock, QUEUE_LIMIT), self._log
+            who, LinkCapacity(), self._broker, ClientEnd(self._hear, clock, QUEUE_LIMIT), self._log
         )
         self._link.connect()
 
@@ -110,7 +110,7 @@ class VirtualAggregator:
     def _tell(self, event: RunEvent) -> None:
         self.events.append((self._agenda.now, event))
 
-    def _heard(self, event: Event) -> None:
+    def _hear(self, event: Event) -> None:
         if self._service is None:
             return
         if event == Connected(first=True):

@@ -8,10 +8,10 @@ class Ear:
 
     def __init__(self, name, *filters, will=None):
         self.name, self.filters, self.will = name, filters, will
-        self.heard = []
+        self.messages = []
 
     def carry(self, message, connection):
-        self.heard.append((message, connection))
+        self.messages.append((message, connection))
 
 
 def through(agenda):
@@ -27,9 +27,9 @@ def test_a_message_goes_to_those_who_want_it_now_and_is_kept_where_it_is_to_be()
     broker.publish(Will("x/1", b"kept", True))
     broker.publish(Will("x/2", b"gone", False))
     broker.open(late, 7)
-    assert early.heard == [(Received("x/1", b"kept"), 1), (Received("x/2", b"gone"), 1)]
-    assert late.heard == [(Received("x/1", b"kept", True), 7)]
-    assert other.heard == []
+    assert early.messages == [(Received("x/1", b"kept"), 1), (Received("x/2", b"gone"), 1)]
+    assert late.messages == [(Received("x/1", b"kept", True), 7)]
+    assert other.messages == []
 
 
 def test_an_empty_payload_clears_what_was_retained():
@@ -46,9 +46,9 @@ def test_the_will_of_one_who_fell_silent_is_spoken_after_one_and_a_half_keep_ali
     broker.open(witness, 1)
     broker.open(gone, 1)
     broker.silent(gone, 1)
-    assert witness.heard == []
+    assert witness.messages == []
     through(agenda)
-    assert witness.heard == [(Received("x", b"gone"), 1)]
+    assert witness.messages == [(Received("x", b"gone"), 1)]
     assert agenda.now == 130.0
 
 
@@ -62,8 +62,8 @@ def test_who_is_back_before_that_is_not_taken_for_gone_but_the_session_before_en
     broker.open(back, 2)
     through(agenda)
     broker.publish(Will("y", b"news", False))
-    assert witness.heard == [(Received("x", b"gone"), 1)]
-    assert back.heard == [(Received("y", b"news"), 2)]
+    assert witness.messages == [(Received("x", b"gone"), 1)]
+    assert back.messages == [(Received("y", b"news"), 2)]
 
 
 def test_who_says_goodbye_has_no_will():
@@ -76,5 +76,5 @@ def test_who_says_goodbye_has_no_will():
     broker.leave(left)
     through(agenda)
     broker.publish(Will("x", b"news", False))
-    assert witness.heard == [(Received("x", b"news"), 1)]
-    assert left.heard == []
+    assert witness.messages == [(Received("x", b"news"), 1)]
+    assert left.messages == []

@@ -5,7 +5,7 @@ from tests.simulation.wire.host import MessageBuffer
 
 
 def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order_of_a_set():
-    def said(devices):
+    def words_of(devices):
         outlet, sent = MessageBuffer(), []
         outlet.publish(topics.down("pi-9", "receipt"), b"0")
         outlet.publish(topics.offer("t"), b"offer", retain=True)
@@ -18,8 +18,8 @@ def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order
 
     devices = [f"pi-{number}" for number in range(9)]
     shuffled = random.Random(1).sample(devices, len(devices))
-    assert said(shuffled) == said(devices)
-    assert said(devices)[:4] == [
+    assert words_of(shuffled) == words_of(devices)
+    assert words_of(devices)[:4] == [
         (topics.down("pi-9", "receipt"), b"0", False),
         (topics.offer("t"), b"offer", True),
         (topics.down("pi-0", topics.block(bytes(32), 1)), b"1", False),

@@ -21,7 +21,7 @@ class Pair:
         self.slow = self.client("slow", LinkCapacity(1000.0, 4000.0, LATENCY_S), "down", queue_limit)
         self.fast = self.client("fast", LinkCapacity(), "up", queue_limit)
 
-    def client(self, name, line, wanted, queue_limit):
+    def client(self, name, line, pattern, queue_limit):
         came = []
         ends = ClientEnd(
             lambda event: came.append((self.agenda.now, event)),
@@ -29,7 +29,7 @@ class Pair:
             queue_limit,
         )
         link = VirtualLink(
-            ClientIdentity(name, (wanted,), Will("up", b"gone", False)), line, self.broker, ends, self.log
+            ClientIdentity(name, (pattern,), Will("up", b"gone", False)), line, self.broker, ends, self.log
         )
         link.came = came
         link.connect()
@@ -46,9 +46,9 @@ class Pair:
 
 @pytest.fixture
 def pair():
-    made = Pair()
-    made.through()
-    return made
+    new_pair = Pair()
+    new_pair.through()
+    return new_pair
 
 
 def test_a_client_is_subscribed_after_three_ways_there_and_back(pair):
@@ -67,8 +67,8 @@ def test_packets_take_their_bytes_over_the_bandwidth_one_after_another_and_the_l
     pair.fast.publish("down", bytes(991))
     pair.through()
     assert pair.times(pair.slow, bytes(991)) == [pytest.approx(began + PACKET / 4000 + LATENCY_S)]
-    mine = [(passed.up, passed.size) for passed in pair.log.passed if passed.client == "slow"]
-    assert sorted(mine) == [(False, PACKET), (True, PACKET), (True, PACKET)]
+    own = [(passed.up, passed.size) for passed in pair.log.passed if passed.client == "slow"]
+    assert sorted(own) == [(False, PACKET), (True, PACKET), (True, PACKET)]
 
 
 def test_what_a_busy_device_sends_leaves_when_it_has_got_so_far(pair):
@@ -135,7 +135,7 @@ def test_no_more_waits_than_there_is_room_for_and_nothing_larger_than_a_message(
 
 
 def test_what_is_said_in_few_bytes_is_not_kept_while_the_line_is_down(pair):
-    wanted = pair.client("all", LinkCapacity(), "fl/v1/d/+/up/c", 10)
+    listener = pair.client("all", LinkCapacity(), "fl/v1/d/+/up/c", 10)
     pair.through()
     pair.slow.publish("fl/v1/d/slow/up/c", b"\x04 on the line")
     pair.slow.lose()
@@ -144,4 +144,4 @@ def test_what_is_said_in_few_bytes_is_not_kept_while_the_line_is_down(pair):
     pair.through()
     pair.slow.publish("fl/v1/d/slow/up/c", b"\x04 again")
     pair.through()
-    assert [e.payload for _, e in wanted.came if isinstance(e, Received)] == [b"\x04 again"]
+    assert [e.payload for _, e in listener.came if isinstance(e, Received)] == [b"\x04 again"]

@@ -51,7 +51,7 @@ class OneRound:
             base=Base(checkpoint=(blob_of(weights),), sha=blob_of(weights).sha),
             kinds=(registry.write(KIND),), masks=masks,
         )  # fmt: skip
-        self.answers, self.heard = True, []
+        self.answers, self.updates = True, []
         who = ClientIdentity("aggregator", (topics.FROM_DEVICES,))
         self.link = VirtualLink(
             who, LinkCapacity(), broker, ClientEnd(self.take, lambda: broker.agenda.now), log
@@ -71,13 +71,13 @@ class OneRound:
                 data = self.contents[get.blob.sha][index * BLOCK : (index + 1) * BLOCK]
                 self.link.publish(topics.down(address.device, topics.block(get.blob.sha, index)), data)
         elif address.leaf == "contribution":
-            made = decode(event.payload, Contribution)
-            self.heard.append((address.device, made))
+            update = decode(event.payload, Contribution)
+            self.updates.append((address.device, update))
             if self.answers:
                 self.say(
                     address.device,
                     "receipt",
-                    Receipt(boot=made.boot, seq=made.seq, round=1, status="accepted"),
+                    Receipt(boot=update.boot, seq=update.seq, round=1, status="accepted"),
                 )
 
     def say(self, device, leaf, message):
@@ -113,20 +113,20 @@ def test_the_masked_updates_of_three_devices_open_to_the_mean_of_their_clear_one
     go(agenda, 30.0)
     agenda, clear, _ = fleet("clear", masks=None)
     go(agenda, 30.0)
-    base, sent = bundle.weights(), dict(masked.heard)
-    assert sent.keys() == dict(clear.heard).keys() == set(NAMES)
+    base, sent = bundle.weights(), dict(masked.updates)
+    assert sent.keys() == dict(clear.updates).keys() == set(NAMES)
     layout = layout_of(KIND, bundle.manifest, base, MASKS)
     total, mask = (MaskedVector.zeros(layout.values, layout.numbers) for _ in range(2))
-    for name, made in sent.items():
-        total.add(MaskedVector.from_bytes(made.body, layout.values, layout.numbers))
-        purpose = MaskPurpose("t", "r", 1, made.kind, made.form, name, MASKS.min_group)
-        mask.add_masks([unseal(secret, made.mask, at, purpose) for at, secret in enumerate(SECRETS)])
+    for name, update in sent.items():
+        total.add(MaskedVector.from_bytes(update.body, layout.values, layout.numbers))
+        purpose = MaskPurpose("t", "r", 1, update.kind, update.form, name, MASKS.min_group)
+        mask.add_masks([unseal(secret, update.mask, at, purpose) for at, secret in enumerate(SECRETS)])
     total.subtract(mask)
     samples = [sent[name].num_examples for name in NAMES]
     assert samples == [40, 60, 80]
     opened = sums.read(total, layout, SummedGroup(3, sum(samples) / 80, sum(samples), 80), KIND)
     for name, value in opened.update.tensors.items():
-        parts = [tensors.decode(dict(clear.heard)[device].body)[name] for device in NAMES]
+        parts = [tensors.decode(dict(clear.updates)[device].body)[name] for device in NAMES]
         np.testing.assert_allclose(value, np.average(parts, axis=0, weights=samples), atol=1e-6)
 
 
@@ -134,13 +134,13 @@ def test_a_device_that_loses_its_power_after_training_sends_the_same_masked_byte
     agenda, aggregator, devices = fleet("crash")
     aggregator.answers = False
     go(agenda, 10.0)
-    before = dict(aggregator.heard)
-    aggregator.heard.clear()
+    before = dict(aggregator.updates)
+    aggregator.updates.clear()
     aggregator.answers = True
     devices["pi-b"].crash()
     devices["pi-b"].start()
     go(agenda, 30.0)
-    again = dict(aggregator.heard)["pi-b"]
+    again = dict(aggregator.updates)["pi-b"]
     assert (again.body, again.mask) == (before["pi-b"].body, before["pi-b"].mask)
     assert again.boot != before["pi-b"].boot
 
@@ -150,6 +150,6 @@ def test_a_run_repeats_its_masks_by_its_seed(fleet):
     for name, seed in (("one", 1), ("two", 1), ("other", 2)):
         agenda, aggregator, _ = fleet(name, seed=seed)
         go(agenda, 30.0)
-        bodies.append({device: made.body for device, made in aggregator.heard})
+        bodies.append({device: update.body for device, update in aggregator.updates})
     assert bodies[0] == bodies[1]
     assert not {*bodies[0].values()} & {*bodies[2].values()}

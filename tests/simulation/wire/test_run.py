@@ -30,15 +30,17 @@ def kinds(finished):
 
 def counted(finished, device, number=1):
     """(when, record) of this device's contribution to a round."""
-    return next(one for one in finished.contributions if (one[1].device, one[1].round) == (device, number))
+    return next(
+        pair_ for pair_ in finished.contributions if (pair_[1].device, pair_[1].round) == (device, number)
+    )
 
 
 def opened(finished, number):
     return next(at for at, what in finished.events if isinstance(what, RoundOpened) and what.round == number)
 
 
-def same(one, other):
-    return tensors.encode(one.weights) == tensors.encode(other.weights)
+def same(left, other):
+    return tensors.encode(left.weights) == tensors.encode(other.weights)
 
 
 @pytest.mark.slow
@@ -149,8 +151,8 @@ def test_a_link_that_is_lost_while_an_update_is_on_its_way_delays_it_only(
 ):
     """With the short keep-alive the last will is spoken while the device is away, and it comes back."""
     came_s, _ = counted(undisturbed, "phone-c")
-    lost = LinkLost(came_s - 0.01, came_s + 0.5, "phone-c")
-    finished = run_on_wire(mixed, members, WireCourse(1, (lost,), keepalive_s, until_s=100))
+    loss = LinkLost(came_s - 0.01, came_s + 0.5, "phone-c")
+    finished = run_on_wire(mixed, members, WireCourse(1, (loss,), keepalive_s, until_s=100))
     assert counted(finished, "phone-c")[0] > came_s + 0.5
     assert kinds(finished) == kinds(undisturbed)
     assert same(finished, undisturbed)
@@ -161,8 +163,8 @@ def test_a_link_that_is_lost_while_a_device_computes_changes_nothing(undisturbed
     """Its link says that it is back; it sends what it has when it has computed, once."""
     came_s, record = counted(undisturbed, "jetson")
     at_s = came_s - MIDDLE * record.train_time_s
-    lost = LinkLost(at_s, at_s + 0.1, "jetson")
-    finished = run_on_wire(mixed, members, WireCourse(seed=1, faults=(lost,), until_s=100))
+    loss = LinkLost(at_s, at_s + 0.1, "jetson")
+    finished = run_on_wire(mixed, members, WireCourse(seed=1, faults=(loss,), until_s=100))
     assert counted(finished, "jetson")[0] == pytest.approx(came_s, abs=0.01)
     assert kinds(finished) == kinds(undisturbed)
     assert same(finished, undisturbed)
@@ -174,7 +176,7 @@ def test_of_a_cohort_only_those_who_are_asked_take_part(mixed, members):
         mixed, devices_per_round=2, min_contributions=1, round_deadline_s=5.0, wait_for="all"
     )
     finished = run_on_wire(task, members, WireCourse(seed=1, until_s=100))
-    took_part = [{device for number, device in kinds(finished) if number == one} for one in (1, 2, 3)]
+    took_part = [{device for number, device in kinds(finished) if number == round_} for round_ in (1, 2, 3)]
     assert [len(devices) for devices in took_part] == [2, 2, 2]
     assert len(set.union(*took_part)) > 2
     assert [plan.round for _, plan in finished.plans if plan.device not in set.union(*took_part)] == []
@@ -208,8 +210,8 @@ def test_a_device_that_never_comes_back_costs_a_round_its_deadline(mixed, member
 
 
 def test_the_bytes_of_the_records_are_those_that_went_over_the_wire(undisturbed):
-    mine = [p for p in undisturbed.log if p.client not in (AGGREGATOR,) and p.up]
-    assert sum(r.bytes_up for r in undisturbed.rounds) <= sum(p.size for p in mine)
+    own = [p for p in undisturbed.log if p.client not in (AGGREGATOR,) and p.up]
+    assert sum(r.bytes_up for r in undisturbed.rounds) <= sum(p.size for p in own)
     per_round = {
         r.round: sum(c.bytes_up for _, c in undisturbed.contributions if c.round == r.round)
         for r in undisturbed.rounds

@@ -51,17 +51,17 @@ def task(**settings):
 @pytest.fixture
 def caught_up(monkeypatch):
     """At the end of a run every device takes what it lacks of the log: digests, bytes fetched, and steps."""
-    known, fetched = {}, Counter()
+    by_name, fetched = {}, Counter()
     begin, close = ModelCache.__init__, VirtualAggregator.close
 
     def init(self, folder, *limits):
         begin(self, folder, *limits)
-        known[folder.name] = self
+        by_name[folder.name] = self
 
     def last(self):
         rounds = self._service.rounds
         base, manifest = self._service.offers.farewell().base, rounds.manifest
-        for name, holdings in known.items():
+        for name, holdings in by_name.items():
             for blob in holdings.missing(base):
                 holdings.blobs.put(rounds.store.models.get(blob))
                 fetched[name] += blob.size
@@ -76,13 +76,13 @@ def caught_up(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [10, 3, 1], ids=["all take part", "three of ten", "one of ten"])
-def test_whoever_takes_part_when_all_end_with_the_same_bits_and_no_weights_travel(fleet, caught_up, asked):
+@pytest.mark.parametrize("cohort", [10, 3, 1], ids=["all take part", "three of ten", "one of ten"])
+def test_whoever_takes_part_when_all_end_with_the_same_bits_and_no_weights_travel(fleet, caught_up, cohort):
     ends, fetched, steps = caught_up
-    settings = {} if asked == DEVICES else {"devices_per_round": asked}
+    settings = {} if cohort == DEVICES else {"devices_per_round": cohort}
     finished = run_on_wire(task(**settings), fleet, WireCourse(seed=1, until_s=1000))
     part = Counter(record.device for _, record in finished.contributions)
-    assert sum(part.values()) == ROUNDS * asked
+    assert sum(part.values()) == ROUNDS * cohort
     assert len(ends) == DEVICES
     assert set(ends.values()) == {digest(finished.weights)}
     assert steps == [ROUNDS]
@@ -97,10 +97,12 @@ def test_scalars_that_a_lost_link_makes_late_count_and_all_hold_the_same_bits(fl
     ends, _, steps = caught_up
     counting = task(rounds=5, late="count")
     undisturbed = run_on_wire(counting, fleet, WireCourse(seed=1, until_s=1000))
-    came_s = next(at for at, one in undisturbed.contributions if (one.device, one.round) == ("d4", 3))
-    lost = LinkLost(came_s - 0.021, came_s + 5.5, "d4")
-    finished = run_on_wire(counting, fleet, WireCourse(seed=1, faults=(lost,), until_s=1000))
-    counted = Counter((one.device, one.round) for _, one in finished.contributions)
+    came_s = next(
+        at for at, update in undisturbed.contributions if (update.device, update.round) == ("d4", 3)
+    )
+    loss = LinkLost(came_s - 0.021, came_s + 5.5, "d4")
+    finished = run_on_wire(counting, fleet, WireCourse(seed=1, faults=(loss,), until_s=1000))
+    counted = Counter((update.device, update.round) for _, update in finished.contributions)
     assert [counted["d4", number] for number in range(1, 6)] == [1, 1, 0, 0, 2]
     assert steps == [5, 6]  # a step of its own, beside that of the round it counts in
     assert set(ends.values()) == {digest(finished.weights)}
@@ -112,7 +114,7 @@ def test_what_is_said_twice_or_to_an_aggregator_that_falls_changes_no_bit(fleet,
     ends, _, _ = caught_up
     awaited = task(rounds=4, min_contributions=DEVICES)
     undisturbed = run_on_wire(awaited, fleet, WireCourse(seed=1, until_s=1000))
-    came_s = {(one.device, one.round): at for at, one in undisturbed.contributions}
+    came_s = {(update.device, update.round): at for at, update in undisturbed.contributions}
     faults = (
         Crash(came_s["d1", 2] + 0.001, came_s["d1", 2] + 0.3, "d1"),  # its receipt is on the way
         Crash(came_s["d2", 2] - 0.001, came_s["d2", 2] + 0.2, "d2"),  # its scalars are
@@ -141,8 +143,8 @@ def test_a_scale_of_features_that_class_means_set_is_in_the_base_that_scalars_be
     export(module, spec, tmp_path / "scaled")
     means = KindSettings(name="class-means", until_round=1)
     scalars = KindSettings(name="zeroth-order", from_round=2, settings={"tunable": "head", "lr": 0.01})
-    given = task(bundle=str(tmp_path / "scaled"), rounds=5, kinds=(means, scalars))
-    finished = run_on_wire(given, fleet, WireCourse(seed=1, until_s=1000))
+    scaled = task(bundle=str(tmp_path / "scaled"), rounds=5, kinds=(means, scalars))
+    finished = run_on_wire(scaled, fleet, WireCourse(seed=1, until_s=1000))
     ends, _, steps = caught_up
     assert steps == [4]
     assert set(ends.values()) == {digest(finished.weights)}

@@ -53,14 +53,14 @@ def scenario(tmp_path, devices=8, sigma=0.0, latency_s=0.0, **task):
     }
     path = tmp_path / "scenario.toml"
     path.write_text('fleet = "uniform"\n')
-    made = scenarios.load(path, tables)
-    assert isinstance(made, Scenario)
-    return made
+    loaded = scenarios.load(path, tables)
+    assert isinstance(loaded, Scenario)
+    return loaded
 
 
-def both(made):
+def both(setting):
     """(fast: noted, weights), (wire: finished) of one scenario."""
-    prepared, noted = prepare(made, SEED), Noted()
+    prepared, noted = prepare(setting, SEED), Noted()
     served = simulate(prepared, observer=noted)
     return noted, served, perform(prepared, WireCourse(SEED, until_s=10_000))
 
@@ -79,8 +79,8 @@ def check_equal(noted, served, finished):
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
-    made = scenario(tmp_path_factory.mktemp("eight"), wait_for="all")
-    return made, *both(made)
+    setting = scenario(tmp_path_factory.mktemp("eight"), wait_for="all")
+    return setting, *both(setting)
 
 
 def test_the_fast_simulator_and_the_wire_agree_on_kinds_participants_and_weights(eight):
@@ -114,8 +114,8 @@ def test_an_update_arrives_on_the_wire_when_the_fast_simulator_says(eight):
     """From round 2 on: on the wire nobody fetches anything in the first. Training a head and second
     moments, which are no graphs, are predicted but take no time on the wire: 1.6% of a few-shot update here.
     """
-    made, noted, _, finished = eight
-    bandwidth = {member.name: member.profile.bandwidth.up for member in members(prepare(made, SEED))}
+    setting, noted, _, finished = eight
+    bandwidth = {member.name: member.profile.bandwidth.up for member in members(prepare(setting, SEED))}
     opened = {what.round: at for at, what in finished.events if isinstance(what, RoundOpened)}
     arrived = {(r.round, r.device): at - opened[r.round] for at, r in finished.contributions}
     compared = [ask for ask in noted.asks if ask.round > 1 and bandwidth[ask.device] > BROAD]
@@ -127,8 +127,8 @@ def test_an_update_arrives_on_the_wire_when_the_fast_simulator_says(eight):
 
 @pytest.mark.slow
 def test_they_agree_for_forty_devices_none_of_which_is_like_another(tmp_path):
-    made = scenario(tmp_path, 40, 0.5, rounds=4)
-    assert len(check_equal(*both(made))) == 4
+    setting = scenario(tmp_path, 40, 0.5, rounds=4)
+    assert len(check_equal(*both(setting))) == 4
 
 
 @pytest.mark.slow

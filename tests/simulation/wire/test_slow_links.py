@@ -20,7 +20,7 @@ def task(*kinds, **changes):
     )
 
 
-def said(finished, leaf):
+def sizes_of(finished, leaf):
     """What arrived at the broker on this topic of the only device's, or below it."""
     return [p for p in finished.log if p.up and p.topic.startswith(topics.up("alone", leaf))]
 
@@ -29,8 +29,8 @@ def said(finished, leaf):
 def test_a_link_that_takes_a_minute_for_an_update_carries_it_once(one_member, kind, uplink, blocks):
     member = one_member("pi-5", bandwidth=Bandwidth(uplink, 1e6))
     finished = run_on_wire(task(kind), [member], WireCourse(until_s=1000))
-    assert len(said(finished, "contribution")) == 3
-    assert len(said(finished, "block")) == 3 * blocks
+    assert len(sizes_of(finished, "contribution")) == 3
+    assert len(sizes_of(finished, "block")) == 3 * blocks
     for number, record in enumerate(finished.rounds, start=1):
         sent = sum(c.bytes_up for _, c in finished.contributions if c.round == number)
         assert record.duration_s == pytest.approx(sent / uplink, rel=0.02)
@@ -74,10 +74,10 @@ def test_a_device_whose_link_fails_for_a_moment_while_it_computes_is_waited_for(
     (first_s, first), (last_s, last) = calm.contributions
     assert (first.device, last.device) == ("phone-a", "jetson")
     begins_s = first_s - 0.5 * first.train_time_s
-    lost = LinkLost(begins_s, begins_s + 0.1, "jetson")
-    finished = run_on_wire(one_round, pair, WireCourse(1, (lost,), keepalive_s=0.02, until_s=100))
-    seen = [at for at, what in finished.events if what == DeviceSeen("jetson", False)]
-    assert lost.at_s < seen[0] < lost.back_s < first_s < last_s - 0.1
+    loss = LinkLost(begins_s, begins_s + 0.1, "jetson")
+    finished = run_on_wire(one_round, pair, WireCourse(1, (loss,), keepalive_s=0.02, until_s=100))
+    moments = [at for at, what in finished.events if what == DeviceSeen("jetson", False)]
+    assert loss.at_s < moments[0] < loss.back_s < first_s < last_s - 0.1
     assert [(at, record.device) for at, record in finished.contributions] == [
         (pytest.approx(first_s), "phone-a"), (pytest.approx(last_s, abs=0.001), "jetson")
     ]  # fmt: skip

@@ -17,21 +17,21 @@ FILTER = st.builds(
 @given(st.lists(st.lists(FILTER, max_size=3), min_size=1, max_size=4), TOPIC)
 def test_the_index_finds_whom_mqtt_s_own_rule_finds(filters, topic):
     subscriptions = Subscriptions()
-    for client, wanted in enumerate(filters):
-        subscriptions.add(str(client), tuple(wanted))
+    for client, patterns in enumerate(filters):
+        subscriptions.add(str(client), tuple(patterns))
     expected = tuple(
         str(client)
-        for client, wanted in enumerate(filters)
-        if any(topic_matches_sub(one, topic) for one in wanted)
+        for client, own in enumerate(filters)
+        if any(topic_matches_sub(pattern, topic) for pattern in own)
     )
     assert subscriptions.of(topic) == expected
     assert all(subscriptions.wants(client, topic) for client in expected)
 
 
-@pytest.mark.parametrize("wanted", ["fl/all/round", "fl/d/pi-1/dn/#", "fl/d/+/up/#", "#"])
-def test_who_has_left_gets_nothing(wanted):
+@pytest.mark.parametrize("pattern", ["fl/all/round", "fl/d/pi-1/dn/#", "fl/d/+/up/#", "#"])
+def test_who_has_left_gets_nothing(pattern):
     subscriptions = Subscriptions()
-    subscriptions.add("pi-1", (wanted,))
+    subscriptions.add("pi-1", (pattern,))
     subscriptions.remove("pi-1")
     assert not any(
         subscriptions.of(topic) for topic in ("fl/all/round", "fl/d/pi-1/dn/get", "fl/d/pi-1/up/get")

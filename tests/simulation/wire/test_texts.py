@@ -17,7 +17,7 @@ KINDS = {
 
 @pytest.fixture
 def prepared(text_bundle, reviews):
-    def made(kind):
+    def bundle_of(kind):
         over = {
             "devices": 3,
             "data": {"source": "text", "path": str(reviews), "partition": "iid"},
@@ -30,7 +30,7 @@ def prepared(text_bundle, reviews):
         }
         return run.prepare(scenario.load("uniform", over), 0)
 
-    return made
+    return bundle_of
 
 
 @pytest.mark.slow

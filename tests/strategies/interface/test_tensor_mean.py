@@ -11,9 +11,9 @@ def test_tensors_are_averaged_by_weight_over_those_who_trained_them():
     mean = TensorMean()
     mean = mean.add({"a": np.float32([1, 2]), "b": np.float32([5])}, 1.0)
     mean = mean.add({"a": np.float32([4, 8])}, 2.0)
-    given = mean.mean()
-    assert given["a"].tolist() == [3.0, 6.0]  # (1 + 2 * 4) / 3, (2 + 2 * 8) / 3
-    assert given["b"].tolist() == [5.0]
+    means = mean.mean()
+    assert means["a"].tolist() == [3.0, 6.0]  # (1 + 2 * 4) / 3, (2 + 2 * 8) / 3
+    assert means["b"].tolist() == [5.0]
     assert mean.weights == {"a": 3.0, "b": 1.0}
 
 
@@ -41,13 +41,13 @@ def test_a_member_is_copied_and_may_lie_anyhow_in_memory():
 
 
 def test_joined_means_are_those_over_the_members_of_both_and_leave_them_as_they_are():
-    one = TensorMean().add({"a": np.float32([1.0])}, 1.0)
+    first = TensorMean().add({"a": np.float32([1.0])}, 1.0)
     two = TensorMean().add({"a": np.float32([4.0]), "b": np.float32([7.0])}, 2.0)
-    joined = one.join(two)
+    joined = first.join(two)
     assert joined.mean()["a"].tolist() == [3.0]
     assert joined.mean()["b"].tolist() == [7.0]
     joined.add({"b": np.float32([1.0])}, 2.0)
-    assert (one.sums["a"].tolist(), two.sums["b"].tolist()) == ([1.0], [14.0])
+    assert (first.sums["a"].tolist(), two.sums["b"].tolist()) == ([1.0], [14.0])
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
@@ -67,9 +67,9 @@ def test_each_element_is_averaged_over_those_who_gave_it():
     base = {"w": np.float32([[10, 20, 30], [40, 50, 60]])}
     mean = TensorMean().add_leading({"w": np.float32([[1, 2]])}, 1.0, base)
     mean = mean.add_leading({"w": np.float32([[4], [8]])}, 2.0, base)
-    given = mean.mean()["w"]
-    assert given.tolist() == [[3, 2, 30], [8, 50, 60]]  # (1 + 2 * 4) / 3; 2; nobody; 8; nobody
-    assert given.dtype == np.float32
+    means = mean.mean()["w"]
+    assert means.tolist() == [[3, 2, 30], [8, 50, 60]]  # (1 + 2 * 4) / 3; 2; nobody; 8; nobody
+    assert means.dtype == np.float32
     assert mean.most == 3.0
     assert base["w"][0, 0] == 10
 
@@ -79,11 +79,11 @@ def test_whole_tensors_count_in_every_element_whether_they_come_before_or_after_
     whole, part = {"w": np.float32([2, 6])}, {"w": np.float32([8])}
     before = TensorMean().add(whole, 2.0).add_leading(part, 1.0, base)
     after = TensorMean().add_leading(part, 1.0, base).add(whole, 2.0)
-    one, two = TensorMean().add(whole, 2.0), TensorMean().add_leading(part, 1.0, base)
-    for mean in (before, after, one.join(two), two.join(one)):
+    first, two = TensorMean().add(whole, 2.0), TensorMean().add_leading(part, 1.0, base)
+    for mean in (before, after, first.join(two), two.join(first)):
         assert mean.mean()["w"].tolist() == [4.0, 6.0]  # (2 * 2 + 8) / 3, 2 * 6 / 2
         assert mean.most == 3.0
-    assert (two.mean()["w"].tolist(), one.mean()["w"].tolist()) == ([8.0, 0.0], [2.0, 6.0])
+    assert (two.mean()["w"].tolist(), first.mean()["w"].tolist()) == ([8.0, 0.0], [2.0, 6.0])
 
 
 def test_parts_that_are_the_whole_are_added_as_such_to_the_bit():

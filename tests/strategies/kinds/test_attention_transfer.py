@@ -73,8 +73,8 @@ def test_metadata_is_never_more_than_was_agreed(small, client, run):
     sent = few.train(small, client, run())
     assert len(sent.tensors["metadata.maps"]) == 20
     tensors.check(sent.tensors, few.expected(small.manifest))
-    one = LocalData(client.x[:1], client.y[:1])
-    assert len(KIND.train(small, one, run()).tensors["metadata.maps"]) == 1
+    sample = LocalData(client.x[:1], client.y[:1])
+    assert len(KIND.train(small, sample, run()).tensors["metadata.maps"]) == 1
 
 
 def test_metadata_that_does_not_add_up_is_doubted():

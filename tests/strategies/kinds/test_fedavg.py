@@ -228,8 +228,8 @@ def test_a_device_that_runs_out_of_time_sends_the_epochs_that_it_has_done(model,
 
 def test_keeping_what_was_done_takes_one_more_copy_of_the_parameters(bundle):
     load, board = workload(bundle.manifest, (6,) * 10), shipped("pi-4")
-    plain, kept = (FedAvg(least_epochs=least).cost(load, board).peak_memory_bytes for least in (0, 1))
-    assert kept - plain == 4 * bundle.manifest.num_parameters("all")
+    plain, with_copy = (FedAvg(least_epochs=least).cost(load, board).peak_memory_bytes for least in (0, 1))
+    assert with_copy - plain == 4 * bundle.manifest.num_parameters("all")
 
 
 def one_step(model, data, slope_of):

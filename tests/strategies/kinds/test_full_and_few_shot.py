@@ -31,7 +31,7 @@ def effect(strategy, round_model, contributions):
 
 
 def merged(round_model, effects):
-    return merge(round_model, {str(place): one for place, one in enumerate(effects)})
+    return merge(round_model, {str(place): outcome for place, outcome in enumerate(effects)})
 
 
 def parts(digits):
@@ -127,10 +127,10 @@ class Slow:
     """A clock that ticks a second whenever progress is told."""
 
     def __init__(self, clock, deadline):
-        def told(done):
+        def progress(done):
             clock.now += 1
 
-        self.run = Run(77, "pi-1", clock, deadline, progress=told)
+        self.run = Run(77, "pi-1", clock, deadline, progress=progress)
 
 
 def test_a_straggler_falls_back_by_its_own_clock_and_sends_both(model, digits, clock):
@@ -157,10 +157,10 @@ def test_who_can_finish_sends_the_full_update_alone(model, digits, run):
 def test_without_time_for_a_classifier_the_full_update_still_comes(model, digits, clock):
     """The clock leaps beyond the deadline in the second epoch: the first is sent."""
 
-    def told(done):
+    def progress(done):
         clock.now += 1 if clock.now < 5 else 100
 
-    late = Run(77, "pi-1", clock, 39.0, progress=told)
+    late = Run(77, "pi-1", clock, 39.0, progress=progress)
     falling = FullAndFewShot(epochs=4, batch=60, reduced_epochs=1, few_shot=FEW).variants()[0]
     sent = falling.train(model, digits, late)
     assert sent.variant == "epochs=1"
@@ -203,11 +203,11 @@ def test_the_classifier_costs_what_few_shot_costs_beside_the_full_update(bundle,
     assert reduced.cost(load, board).bytes_up == full.bytes_up + few.bytes_up
     assert reduced.cost(load, board).bytes_down == full.bytes_down
     assert falling.cost(load, board).flops == FedAvg(epochs=3).cost(load, board).flops
-    for mine, alone in (
+    for form, alone in (
         (reduced, FedAvg(epochs=1)),
         (falling, FedAvg(epochs=3, reduced_epochs=1).variants()[0]),
     ):
-        more = mine.cost(load, board).peak_memory_bytes - alone.cost(load, board).peak_memory_bytes
+        more = form.cost(load, board).peak_memory_bytes - alone.cost(load, board).peak_memory_bytes
         assert more == activation_bytes(load, "forward")  # it stays open
     one_class = workload(bundle.manifest, (0, 9) + (0,) * 8)
     assert FullAndFewShot(epochs=1).cost(one_class, board) == FedAvg(epochs=1).cost(one_class, board)

@@ -191,10 +191,10 @@ def test_a_class_that_nobody_has_counts_nothing(family, generic, small, clients,
     state = KAD.fold(KAD.start(model), sent, 1.0)
     changed = state.prototypes.copy()
     changed[7:] = 5.0
-    one, two = (
+    first, two = (
         KAD.finish(s, model).refine(model.weights) for s in (state, replace(state, prototypes=changed))
     )
-    assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert all(np.array_equal(first[name], two[name]) for name in first)
 
 
 def test_prototypes_teach_what_the_consensus_leaves_out(family, generic, small, clients, run):
@@ -242,8 +242,12 @@ def test_a_model_that_diverges_stays_as_it_was(family, generic, small, clients, 
 
 def test_each_round_draws_its_own_generic_samples(family, generic):
     few = replace(KAD, generic_samples=20)
-    one, again, other = (few.start(family.round(generic, number=n)).drawn for n in (1, 1, 2))
-    assert (len(one), np.array_equal(one.x, again.x), np.array_equal(one.x, other.x)) == (20, True, False)
+    first, again, other = (few.start(family.round(generic, number=n)).drawn for n in (1, 1, 2))
+    assert (len(first), np.array_equal(first.x, again.x), np.array_equal(first.x, other.x)) == (
+        20,
+        True,
+        False,
+    )
     assert len(KAD.start(family.round(generic)).drawn) == 96
 
 

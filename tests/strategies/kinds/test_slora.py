@@ -109,8 +109,8 @@ def test_what_layers_without_lora_changed_is_taken_back(rich, digits_8x8):
     model = OnnxModel(rich)
     base = round_made(model, 2, digits_8x8, SparseStage(rounds=2, lr=0.5, epochs=3))
     assert not any(base[f"{layer}.sparse_values"].any() for layer in ("conv", "grouped", "inner"))
-    kept = round_made(model, 2, digits_8x8, SparseStage(rounds=2, lr=0.5, epochs=3, without_lora="kept"))
-    assert kept["grouped.sparse_values"].any() and not kept["conv.sparse_values"].any()
+    change = round_made(model, 2, digits_8x8, SparseStage(rounds=2, lr=0.5, epochs=3, without_lora="kept"))
+    assert change["grouped.sparse_values"].any() and not change["conv.sparse_values"].any()
 
 
 def test_what_lora_had_learnt_before_is_handed_over_too(rich, digits_8x8):

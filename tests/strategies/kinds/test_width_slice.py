@@ -77,11 +77,11 @@ def test_members_are_forms_the_richest_first():
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, message",
     [({"members": ("a", "a")}, "members are a, a: each can be named once"), ({"epochs": 0}, "epochs is 0")],
 )
-def test_settings_are_checked(settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message):
         WidthSlice(**settings)
 
 
@@ -209,7 +209,7 @@ def test_what_was_kept_for_moon_of_another_member_is_not_used(family, digits, ru
     """Without it z_prev is z_glob; with it, it is what that model gave."""
     strategy, half = WidthSlice(members=("half",), terms=(Moon(1.0),)), OnnxModel(family["half"])
     batch = np.arange(5)
-    for kept, used in ((family[""], False), (family["half"], True)):
-        memory = {name: 2 * kept.weights()[name] for name in kept.manifest.names("all")}
+    for member, used in ((family[""], False), (family["half"], True)):
+        memory = {name: 2 * member.weights()[name] for name in member.manifest.names("all")}
         extras = strategy.plan(half, digits, replace(run(), memory=memory)).extras(batch)
         assert np.array_equal(extras["z_glob"], extras["z_prev"]) != used

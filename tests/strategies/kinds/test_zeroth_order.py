@@ -176,19 +176,19 @@ def test_one_side_takes_one_loss_a_direction_and_one_more(model, digits, run):
 
 
 def test_a_part_of_the_samples_is_drawn_anew_each_round_and_weighs_as_all(model, digits, run):
-    strategy, seen = ZerothOrder(sides=1, tunable="head", sampled=0.1), []
+    strategy, batches = ZerothOrder(sides=1, tunable="head", sampled=0.1), []
     whole = model.probe
 
     def watched(tunable):
         probe = whole(tunable)
         loss = probe.loss
-        probe.loss = lambda x, y: seen.append((x, y)) or loss(x, y)
+        probe.loss = lambda x, y: batches.append((x, y)) or loss(x, y)
         return probe
 
     model.probe = watched
     updates = [strategy.train(model, digits, replace(run(), seed=seed)) for seed in (5, 6)]
     assert [sent.num_examples for sent in updates] == [len(digits)] * 2
-    first, second = seen[: strategy.losses], seen[strategy.losses :]
+    first, second = batches[: strategy.losses], batches[strategy.losses :]
     assert all(len(y) == -(-len(digits) // 10) and x is first[0][0] for x, y in first)
     assert first[0][0].tobytes() != second[0][0].tobytes()
     at = [int(np.flatnonzero((digits.x == sample).all((1, 2, 3)))[0]) for sample in first[0][0]]

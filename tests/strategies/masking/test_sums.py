@@ -113,7 +113,7 @@ def test_a_device_of_more_samples_than_the_most_counts_as_so_many(model, digits,
     """It may join after the round was opened. Its counts, sums and moments shrink alike."""
     strategy = kind_statistics.with_class_statistics(FedAvg(epochs=1), ClassStatistics())
     update = kind_statistics.train(strategy, model, LocalData(digits.x[:200], digits.y[:200]), run("pi"))
-    found = []
+    results = []
     for most in (400, 20):
         masks = structs.replace(MASKS, most_weight=most)
         layout = layout_of(strategy, model.manifest, model.weights, masks)
@@ -121,12 +121,12 @@ def test_a_device_of_more_samples_than_the_most_counts_as_so_many(model, digits,
         opened = sums.read(
             summed(strategy, updates, layout, masks), layout, group_of(updates, masks), strategy
         )
-        found.append(opened.statistics)
-    assert found[0].sums.counts.sum() == pytest.approx(400)
-    assert found[1].sums.counts.sum() == pytest.approx(40, rel=1e-6)
-    for statistics in found:
-        assert np.allclose(class_means_of(statistics), class_means_of(found[0]), atol=1e-5)
-    np.testing.assert_allclose(found[1].moments / 40, found[0].moments / 400, atol=1e-4)
+        results.append(opened.statistics)
+    assert results[0].sums.counts.sum() == pytest.approx(400)
+    assert results[1].sums.counts.sum() == pytest.approx(40, rel=1e-6)
+    for statistics in results:
+        assert np.allclose(class_means_of(statistics), class_means_of(results[0]), atol=1e-5)
+    np.testing.assert_allclose(results[1].moments / 40, results[0].moments / 400, atol=1e-4)
 
 
 def test_held_out_counts_do_not_shrink_the_statistics_of_a_usual_device(model, digits, run):

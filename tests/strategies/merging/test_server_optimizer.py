@@ -15,11 +15,11 @@ def w(*values):
 
 def rounds(optimizer, deltas, base, memory=None):
     """The weights after each round; `deltas` is how far the devices' mean was from its base."""
-    weights, memory, seen = base, memory or {}, []
+    weights, memory, values = base, memory or {}, []
     for delta in deltas:
         weights, memory = optimizer.step(weights, {"w": weights["w"] + delta}, memory)
-        seen.append(weights["w"])
-    return seen, memory
+        values.append(weights["w"])
+    return values, memory
 
 
 def test_fedavg_of_rate_one_gives_the_mean_bit_for_bit_and_keeps_nothing():
@@ -38,34 +38,34 @@ def test_fedavg_of_another_rate_goes_that_share_of_the_way():
 
 def test_fedavgm_by_hand():
     """m: 1, 0.5 + 2 = 2.5, 1.25 - 1 = 0.25; each is added to the weights."""
-    seen, memory = rounds(ServerOptimizer("fedavgm", momentum=0.5), [1, 2, -1], w(10))
-    assert [float(value[0]) for value in seen] == [11, 13.5, 13.75]
+    values, memory = rounds(ServerOptimizer("fedavgm", momentum=0.5), [1, 2, -1], w(10))
+    assert [float(value[0]) for value in values] == [11, 13.5, 13.75]
     assert {key: float(value[0]) for key, value in memory.items()} == {"m/w": 0.25}
 
 
 def test_fedadam_by_hand():
     """tau 1, betas 1/2, delta 2: m = 1, v = 1/2 + 2 = 2.5; then m = 1.5, v = 1.25 + 2 = 3.25."""
     optimizer = ServerOptimizer("fedadam", lr=1, beta1=0.5, beta2=0.5, tau=1)
-    seen, memory = rounds(optimizer, [2, 2], w(0))
+    values, memory = rounds(optimizer, [2, 2], w(0))
     first = 1 / (sqrt(2.5) + 1)
-    np.testing.assert_allclose(seen, [[first], [first + 1.5 / (sqrt(3.25) + 1)]], rtol=1e-6)
+    np.testing.assert_allclose(values, [[first], [first + 1.5 / (sqrt(3.25) + 1)]], rtol=1e-6)
     assert {key: float(value[0]) for key, value in memory.items()} == {"m/w": 1.5, "v/w": 3.25}
 
 
 def test_fedyogi_by_hand():
     """tau 1, beta2 1/2: v = 1 + 4/2 = 3 as 4 > 1; then 3 - 1/2 = 2.5 as 1 < 3."""
     optimizer = ServerOptimizer("fedyogi", lr=1, beta1=0, beta2=0.5, tau=1)
-    seen, memory = rounds(optimizer, [2, 1], w(0))
+    values, memory = rounds(optimizer, [2, 1], w(0))
     first = 2 / (sqrt(3) + 1)
-    np.testing.assert_allclose(seen, [[first], [first + 1 / (sqrt(2.5) + 1)]], rtol=1e-6)
+    np.testing.assert_allclose(values, [[first], [first + 1 / (sqrt(2.5) + 1)]], rtol=1e-6)
     assert float(memory["v/w"][0]) == 2.5
 
 
 def test_fedadagrad_by_hand_has_no_betas():
     """tau 1: v = 1 + 4 = 5, then 5 + 4 = 9, whose root is 3."""
-    seen, memory = rounds(ServerOptimizer("fedadagrad", lr=2, tau=1), [2, 2], w(0))
+    values, memory = rounds(ServerOptimizer("fedadagrad", lr=2, tau=1), [2, 2], w(0))
     first = 2 * 2 / (sqrt(5) + 1)
-    np.testing.assert_allclose(seen, [[first], [first + 2 * 2 / (3 + 1)]], rtol=1e-6)
+    np.testing.assert_allclose(values, [[first], [first + 2 * 2 / (3 + 1)]], rtol=1e-6)
     assert {key: float(value[0]) for key, value in memory.items()} == {"v/w": 9}
 
 
@@ -90,8 +90,8 @@ def test_ten_rounds_on_two_blocks_and_a_piece_equal_a_transcription_of_the_algor
     shape = (5, (2 * BLOCK + 100) // 5)
     deltas = rng.normal(scale=0.05, size=(10, *shape))
     optimizer = ServerOptimizer(name)
-    seen, _ = rounds(optimizer, deltas, {"w": np.zeros(shape, np.float32)})
-    np.testing.assert_allclose(seen[-1], transcription(optimizer, 0.0, deltas), rtol=1e-4, atol=1e-6)
+    values, _ = rounds(optimizer, deltas, {"w": np.zeros(shape, np.float32)})
+    np.testing.assert_allclose(values[-1], transcription(optimizer, 0.0, deltas), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("beta2", [0.0, 0.99])
@@ -113,8 +113,8 @@ def test_fedadam_is_torchs_adam_of_the_negative_delta_without_correction_of_bias
                 "exp_avg_sq": torch.full((50,), 1e-4, dtype=torch.float64),
             }
         theirs.step()
-    seen, _ = rounds(ours, deltas, {"w": np.zeros(50, np.float32)})
-    np.testing.assert_allclose(seen[-1], parameter.detach().numpy(), rtol=1e-4, atol=1e-6)
+    values, _ = rounds(ours, deltas, {"w": np.zeros(50, np.float32)})
+    np.testing.assert_allclose(values[-1], parameter.detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_fedavgm_is_torchs_sgd_with_momentum_of_the_negative_delta():
@@ -125,8 +125,8 @@ def test_fedavgm_is_torchs_sgd_with_momentum_of_the_negative_delta():
     for delta in deltas:
         parameter.grad = -torch.from_numpy(delta)
         theirs.step()
-    seen, _ = rounds(ServerOptimizer("fedavgm", lr=0.5), deltas, {"w": np.zeros(50, np.float32)})
-    np.testing.assert_allclose(seen[-1], parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
+    values, _ = rounds(ServerOptimizer("fedavgm", lr=0.5), deltas, {"w": np.zeros(50, np.float32)})
+    np.testing.assert_allclose(values[-1], parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
@@ -195,7 +195,7 @@ def test_the_rate_is_the_usual_one_of_its_name_unless_it_is_given():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"name": "fedsgd"}, "'fedsgd'; there are fedavg, fedavgm, fedadagrad, fedadam, fedyogi"),
         ({"lr": 0.0}, "lr is 0.0"),
@@ -205,6 +205,6 @@ def test_the_rate_is_the_usual_one_of_its_name_unless_it_is_given():
         ({"momentum": 1.0}, "momentum is 1.0"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
         ServerOptimizer(**settings)

@@ -67,26 +67,26 @@ def test_a_round_is_so_many_poisson_samples():
 @pytest.mark.parametrize("shape", [SMALL, (30, 64, 5), (5000, 64, 1)])
 def test_the_planned_rounds_spend_the_budget_and_one_more_exceeds_it(rounds, shape):
     dp = DpSgd(rounds=rounds)
-    ledger, one = PrivacyLedger(), dp.round(*shape)
+    ledger, spending = PrivacyLedger(), dp.round(*shape)
     for _ in range(rounds - 1):
-        ledger = ledger.after(one)
-    ledger.check(one, dp.limit)
-    ledger = ledger.after(one)
+        ledger = ledger.after(spending)
+    ledger.check(spending, dp.limit)
+    ledger = ledger.after(spending)
     assert 4.9 < ledger.epsilon(dp.delta) <= 5
     assert ledger.rounds == rounds
     with pytest.raises(BudgetExceeded, match=rf"of 5 at delta 0\.001 after {rounds} round"):
-        ledger.check(one, dp.limit)
+        ledger.check(spending, dp.limit)
 
 
 @pytest.mark.slow
 def test_the_refusal_says_what_epsilon_would_be():
     dp = DpSgd(rounds=12)
     ledger = PrivacyLedger((PrivacySpending(dp.round(*SMALL).noise, 0.32, 480, 12),))
-    there = total_epsilon([PrivacySpending(dp.round(*SMALL).noise, 0.32, 520)], 1e-3)
-    assert there > 5
+    epsilon = total_epsilon([PrivacySpending(dp.round(*SMALL).noise, 0.32, 520)], 1e-3)
+    assert epsilon > 5
     with pytest.raises(BudgetExceeded) as refused:
         ledger.check(dp.round(*SMALL), dp.limit)
-    assert str(refused.value) == f"epsilon would be {there:.4g} of 5 at delta 0.001 after 12 rounds"
+    assert str(refused.value) == f"epsilon would be {epsilon:.4g} of 5 at delta 0.001 after 12 rounds"
 
 
 @pytest.mark.slow
@@ -95,13 +95,13 @@ def test_epsilon_is_the_library_s_for_the_same_steps():
     accounting = pytest.importorskip("dp_accounting")
     dp = DpSgd(epsilon=3.0, delta=1e-5, rounds=2)
     noise = noise_multiplier(dp, *SMALL)
-    one = accounting.PoissonSampledDpEvent(0.32, accounting.GaussianDpEvent(noise))
+    event = accounting.PoissonSampledDpEvent(0.32, accounting.GaussianDpEvent(noise))
     renyi, tight = (
         accounting.rdp.RdpAccountant(),
         accounting.pld.PLDAccountant(value_discretization_interval=1e-3),
     )
     for theirs in (renyi, tight):
-        theirs.compose(one, 80)
+        theirs.compose(event, 80)
     ours = total_epsilon([dp.round(*SMALL), dp.round(*SMALL)], 1e-5)
     assert ours == pytest.approx(renyi.get_epsilon(1e-5), rel=0.01)
     assert ours / 1.2 < tight.get_epsilon(1e-5) <= ours <= 3
@@ -135,19 +135,19 @@ def test_noise_is_a_number_of_four_decimals():
 
 @pytest.mark.slow
 def test_different_settings_are_spent_together():
-    one, other = PrivacySpending(2.0, 0.1, 100), PrivacySpending(3.0, 0.5, 100)
-    alone = (total_epsilon([one], 1e-3), total_epsilon([other], 1e-3))
-    both = total_epsilon([one, other], 1e-3)
+    first, other = PrivacySpending(2.0, 0.1, 100), PrivacySpending(3.0, 0.5, 100)
+    alone = (total_epsilon([first], 1e-3), total_epsilon([other], 1e-3))
+    both = total_epsilon([first, other], 1e-3)
     assert max(alone) < both < sum(alone)
-    assert total_epsilon([other, one], 1e-3) == both
+    assert total_epsilon([other, first], 1e-3) == both
     assert total_epsilon([], 1e-3) == 0
 
 
 def test_equal_settings_are_joined_so_that_a_ledger_stays_small():
-    one, other = PrivacySpending(2.0, 0.1, 100), PrivacySpending(3.0, 0.5, 7)
-    ledger = PrivacyLedger().after(one).after(other).after(one)
+    first, other = PrivacySpending(2.0, 0.1, 100), PrivacySpending(3.0, 0.5, 7)
+    ledger = PrivacyLedger().after(first).after(other).after(first)
     assert ledger.events == (PrivacySpending(2.0, 0.1, 200, 2), PrivacySpending(3.0, 0.5, 7, 1))
-    assert ledger == PrivacyLedger().after(other).after(one).after(one)
+    assert ledger == PrivacyLedger().after(other).after(first).after(first)
     assert ledger.rounds == 3
 
 
@@ -265,8 +265,10 @@ def test_a_private_update_tells_no_loss_and_is_repeated_by_its_noise_alone(model
     kind = FedAvg(epochs=1, terms=(DpSgd(rounds=2),))
 
     def sent(seed, noise):
-        made = kind.train(model, digits, replace(run(seed=seed), noise=lambda: np.random.default_rng(noise)))
-        assert np.isnan(made.train_loss) and made.num_examples == len(digits)
-        return made.tensors["head.weight"].tobytes()
+        update = kind.train(
+            model, digits, replace(run(seed=seed), noise=lambda: np.random.default_rng(noise))
+        )
+        assert np.isnan(update.train_loss) and update.num_examples == len(digits)
+        return update.tensors["head.weight"].tobytes()
 
     assert sent(1, 5) == sent(2, 5) != sent(1, 6)

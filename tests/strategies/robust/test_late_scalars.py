@@ -33,7 +33,7 @@ def merged(round_model, *updates, kinds=(KIND,)):
     return after
 
 
-def seen(step):
+def plain(step):
     return step.round, step.seed, step.share, step.scalars
 
 
@@ -47,8 +47,8 @@ def test_late_scalars_are_a_step_of_their_own_by_their_weight_and_their_share(ro
         sent(0.0, 3.0, 20, LAST),
     )
     late, now = after.steps
-    assert seen(late) == (2, 55, 0.3, (2.0, -1.0))
-    assert seen(now) == (3, 77, 0.4, (1.75, 0.75))
+    assert plain(late) == (2, 55, 0.3, (2.0, -1.0))
+    assert plain(now) == (3, 77, 0.4, (1.75, 0.75))
 
 
 def test_scalars_of_several_rounds_are_steps_from_the_earliest_on(round_model):
@@ -56,7 +56,7 @@ def test_scalars_of_several_rounds_are_steps_from_the_earliest_on(round_model):
     after = merged(
         round_model, sent(1, 1, 10, LAST), sent(2, 2, 10, older), sent(3, 3, 10), sent(4, 4, 10, older)
     )
-    assert [seen(step) for step in after.steps] == [
+    assert [plain(step) for step in after.steps] == [
         (1, 44, 0.125, (3.0, 3.0)),
         (2, 55, 0.125, (1.0, 1.0)),
         (3, 77, 0.25, (3.0, 3.0)),
@@ -65,7 +65,7 @@ def test_scalars_of_several_rounds_are_steps_from_the_earliest_on(round_model):
 
 def test_a_round_of_late_scalars_alone_moves_the_model_by_their_share(round_model):
     [step] = merged(round_model, sent(1.0, 2.0, 10, LAST)).steps
-    assert seen(step) == (2, 55, 0.5, (1.0, 2.0))
+    assert plain(step) == (2, 55, 0.5, (1.0, 2.0))
 
 
 def test_who_replays_the_log_has_the_bits_of_the_aggregator(round_model):

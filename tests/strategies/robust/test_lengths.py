@@ -45,10 +45,13 @@ def lengths_of(model, updates):
     return [
         float(
             np.sqrt(
-                sum(np.square(one.tensors[n].astype(float) - model.weights[n]).sum() for n in one.tensors)
+                sum(
+                    np.square(update.tensors[n].astype(float) - model.weights[n]).sum()
+                    for n in update.tensors
+                )
             )
         )
-        for one in updates
+        for update in updates
     ]
 
 
@@ -69,16 +72,16 @@ class Seen:
     def merge(self, sent, again=False):
         with Screen(self.folding, Robust()) as screen:
             for place, update in enumerate(sent):
-                screen.add(update, 10.0, f"pi-{place}", (lambda one=update: one) if again else None)
+                screen.add(update, 10.0, f"pi-{place}", (lambda update_=update: update_) if again else None)
             self.merged, self.note = screen.merged()
         return self
 
 
 def test_an_update_ten_thousand_times_as_long_moves_the_base_no_further_than_three_others(round_model):
     sent = [moved(round_model, "full", 1.0, i) for i in range(9)] + [moved(round_model, "full", 1e4, 9)]
-    seen = Seen(round_model, "full").merge(sent)
-    assert lengths_of(round_model, seen.updates) == pytest.approx([1.0] * 9 + [TIMES], rel=1e-3)
-    assert "shortened: pi-9 (full), from at most 1e+04 to 3" in seen.note
+    watch = Seen(round_model, "full").merge(sent)
+    assert lengths_of(round_model, watch.updates) == pytest.approx([1.0] * 9 + [TIMES], rel=1e-3)
+    assert "shortened: pi-9 (full), from at most 1e+04 to 3" in watch.note
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -92,10 +95,10 @@ def test_honest_updates_count_bit_for_bit_and_in_their_order(round_model, again)
     for update in sent:
         plain.add(update, 10.0)
     expected, _ = plain.merged()
-    seen = Seen(round_model, *kinds).merge(sent, again)
-    assert seen.note == ""
+    watch = Seen(round_model, *kinds).merge(sent, again)
+    assert watch.note == ""
     for name, value in expected.base.items():
-        assert seen.merged.base[name].tobytes() == value.tobytes()
+        assert watch.merged.base[name].tobytes() == value.tobytes()
 
 
 @pytest.mark.parametrize("devices", [3, 4])
@@ -108,16 +111,16 @@ def test_the_longest_of_three_or_four_is_no_measure_of_itself(round_model, devic
 
 def test_a_liar_alone_in_a_kind_is_measured_by_all_updates_of_the_round(round_model):
     sent = [moved(round_model, "full", 1.0, i) for i in range(6)] + [moved(round_model, "few-shot", 1e6, 9)]
-    seen = Seen(round_model, "full", "few-shot").merge(sent)
-    assert lengths_of(round_model, seen.updates)[-1] == pytest.approx(OTHERS, rel=1e-3)
+    watch = Seen(round_model, "full", "few-shot").merge(sent)
+    assert lengths_of(round_model, watch.updates)[-1] == pytest.approx(OTHERS, rel=1e-3)
 
 
 def test_where_merges_are_of_one_update_earlier_ones_are_the_measure(round_model):
     carried, lengths = CarriedState(), []
     for number, length in enumerate((1.0, 1.2, 0.9, 1e4, 1.0, 1e4, 2.0)):
-        seen = Seen(round_model, "full", carried=carried).merge([moved(round_model, "full", length, number)])
-        carried = seen.merged.carried
-        lengths += lengths_of(round_model, seen.updates)
+        watch = Seen(round_model, "full", carried=carried).merge([moved(round_model, "full", length, number)])
+        carried = watch.merged.carried
+        lengths += lengths_of(round_model, watch.updates)
     assert max(lengths) < 4
     assert lengths[-1] == pytest.approx(2.0, rel=1e-3)
     assert len(carried.memory[MEMORY]) == 1
@@ -127,9 +130,9 @@ def test_updates_of_more_epochs_may_be_longer(round_model):
     """Nine devices had time for one epoch; the tenth trained ten, and is six times as far."""
     settings = {"graded": True, "epochs": 10}
     sent = [moved(round_model, "full", 1.0, i) for i in range(9)]
-    sent = [Update(one.kind, one.tensors, 10, 0.5, "epochs=1") for one in sent]
-    seen = Seen(round_model, "full", settings=settings).merge([*sent, moved(round_model, "full", 6.0, 9)])
-    assert seen.note == ""
+    sent = [Update(update.kind, update.tensors, 10, 0.5, "epochs=1") for update in sent]
+    watch = Seen(round_model, "full", settings=settings).merge([*sent, moved(round_model, "full", 6.0, 9)])
+    assert watch.note == ""
     liar = Update("full", moved(round_model, "full", 6.0, 9).tensors, 10, 0.5, "epochs=1")
     assert "pi-9 (full)" in Seen(round_model, "full", settings=settings).merge([*sent, liar]).note
 
@@ -138,8 +141,8 @@ def test_scalars_of_absolute_size_are_bounded_by_those_of_others(round_model):
     def scalars(size):
         return Update("zeroth-order", {"g": np.full(2, size, np.float32)}, 10, 0.5)
 
-    seen = Seen(round_model, "zeroth-order").merge([scalars(-1.0), *[scalars(1.0)] * 8, scalars(1e6)])
-    assert [float(one.tensors["g"][0]) for one in seen.updates] == [-1.0, *[1.0] * 8, SCALARS]
+    watch = Seen(round_model, "zeroth-order").merge([scalars(-1.0), *[scalars(1.0)] * 8, scalars(1e6)])
+    assert [float(update.tensors["g"][0]) for update in watch.updates] == [-1.0, *[1.0] * 8, SCALARS]
     assert Seen(round_model, "zeroth-order").merge([scalars(1.0)] * 9 + [scalars(4.2)]).note == ""
 
 
@@ -154,8 +157,8 @@ def test_a_classifier_beside_a_full_update_has_a_length_of_its_own(round_model):
         beside = {FEW_SHOT + name: classifier.tensors[name] for name in head}
         return Update("full+few-shot", {**full.tensors, **beside}, 10, 0.5)
 
-    seen = Seen(round_model, "full+few-shot").merge([both(100.0, 1.0)] * 9 + [both(100.0, 200.0)])
-    far = seen.updates[-1].tensors
+    watch = Seen(round_model, "full+few-shot").merge([both(100.0, 1.0)] * 9 + [both(100.0, 200.0)])
+    far = watch.updates[-1].tensors
     change = np.sqrt(sum(np.square(far[FEW_SHOT + name] - round_model.weights[name]).sum() for name in head))
     assert change == pytest.approx(TIMES, rel=1e-3)
     assert lengths_of(
@@ -177,7 +180,7 @@ def test_rows_of_prototypes_and_maps_have_a_length_whatever_their_number(round_m
 def test_moments_of_a_server_optimiser_remember_little_of_one_false_round(round_model, name):
     """Their second moments after a lie are at most as after three honest rounds; before, 1e7 times that."""
 
-    def kept(lie):
+    def moment(lie):
         honest = [moved(round_model, "full", 1.0, i % 3) for i in range(9)]
         sent = [*honest, moved(round_model, "full", lie, 1)]
         optimizer = ServerOptimizer(name)
@@ -185,17 +188,17 @@ def test_moments_of_a_server_optimiser_remember_little_of_one_false_round(round_
         memory = merged.carried.memory["server-optimizer"]
         return max(float(np.abs(value).max()) for value in memory.values())
 
-    assert kept(1e4) < 3 * kept(1.0)
+    assert moment(1e4) < 3 * moment(1.0)
 
 
 def test_an_update_that_is_shortened_weighs_no_more_than_others(round_model):
     sent = [moved(round_model, "full", 1.0, i) for i in range(9)] + [moved(round_model, "full", 1e4, 9)]
-    seen = Seen(round_model, "full")
-    with Screen(seen.folding, Robust()) as screen:
+    watch = Seen(round_model, "full")
+    with Screen(watch.folding, Robust()) as screen:
         for place, update in enumerate(sent):
             screen.add(update, 30.0 if place == 9 else 10.0, f"pi-{place}")
         screen.merged()
-    assert seen.weights == [10.0] * 10
+    assert watch.weights == [10.0] * 10
 
 
 def test_a_device_that_says_nothing_new_does_not_make_others_look_long(round_model):

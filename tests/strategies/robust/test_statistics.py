@@ -32,13 +32,13 @@ def sums_of(x, y, moments=True):
     )
 
 
-def held(tmp_path, sent, most=40.0):
+def screened(tmp_path, sent, most=40.0):
     """`sent`: (device, statistics)s; what counts of each, and the notes."""
     notes: list[str] = []
     screen = StatisticsOfDevices(tmp_path, notes.append)
     for device, statistics in sent:
         screen.add(statistics, Update("full", {}, 40, 0.5, device=device))
-    counted = [one for one, _ in screen.held(most)]
+    counted = [entry for entry, _ in screen.held(most)]
     screen.close()
     assert not list(tmp_path.iterdir())
     return counted, notes
@@ -75,7 +75,7 @@ def turned(x, y):
 
 def test_honest_statistics_count_as_they_came(tmp_path):
     sent = honest()
-    counted, notes = held(tmp_path, sent)
+    counted, notes = screened(tmp_path, sent)
     assert notes == []
     for entry, (_, other) in zip(counted, sent, strict=True):
         np.testing.assert_allclose(entry.sums.sums, other.sums.sums, rtol=1e-5)
@@ -87,7 +87,7 @@ def test_honest_statistics_count_as_they_came(tmp_path):
 def test_means_of_liars_are_left_out_and_the_note_says_whose(tmp_path, lie):
     liars = [(f"z-{i}", sums_of(*lie(*samples(20 + i)))) for i in range(2)]
     sent = honest() + liars
-    counted, notes = held(tmp_path, sent)
+    counted, notes = screened(tmp_path, sent)
     assert "means of z-0, z-1 (class statistics) rejected, far from the others'" in notes[0]
     assert not any(statistics.sums.counts.any() for statistics in counted[-2:])
     best = accuracy([statistics for _, statistics in honest()])
@@ -98,7 +98,7 @@ def test_means_of_liars_are_left_out_and_the_note_says_whose(tmp_path, lie):
 def test_a_class_mean_of_one_class_alone_is_left_out_alone(tmp_path):
     x, y = samples(20)
     x = np.where((y == 2)[:, None], x + 50, x)
-    counted, notes = held(tmp_path, [*honest(), ("z", sums_of(x, y))])
+    counted, notes = screened(tmp_path, [*honest(), ("z", sums_of(x, y))])
     assert [note.split(" (")[0] for note in notes] == ["means of z"]
     np.testing.assert_array_equal(counted[-1].sums.counts, [10, 10, 0, 10])
 
@@ -109,12 +109,12 @@ def test_a_class_that_few_devices_have_is_held_by_the_means_of_all(tmp_path):
     x, y = samples(20)
     for times, counts in ((1, [10, 10, 10, 10]), (100, [10, 10, 10, 0])):
         shifted = np.where((y == 3)[:, None], times * x, x)
-        counted, _ = held(tmp_path, [*others, ("a", sums_of(shifted, y, moments=False))])
+        counted, _ = screened(tmp_path, [*others, ("a", sums_of(shifted, y, moments=False))])
         np.testing.assert_array_equal(counted[-1].sums.counts, counts)
 
 
 def test_a_device_counts_as_no_more_samples_than_the_median_device(tmp_path):
-    counted, notes = held(tmp_path, [*honest(), ("z", sums_of(*samples(20, 4000)))])
+    counted, notes = screened(tmp_path, [*honest(), ("z", sums_of(*samples(20, 4000)))])
     assert notes == []
     assert counted[-1].sums.counts.sum() == pytest.approx(40)
     assert counted[-1].moment_sums.counts.sum() == pytest.approx(40)
@@ -125,7 +125,7 @@ def test_a_device_counts_as_no_more_samples_than_the_median_device(tmp_path):
 def test_a_scatter_that_is_far_larger_than_others_is_left_out_of_the_covariance(tmp_path):
     x, y = samples(20, 400)
     wide = sums_of(MIDDLES[y] + 4 * (x - MIDDLES[y]), y)
-    counted, notes = held(tmp_path, [*honest(), ("z", wide)])
+    counted, notes = screened(tmp_path, [*honest(), ("z", wide)])
     assert notes == ["second moments of z (class statistics) rejected"]
     assert counted[-1].sums.counts.all()
     assert not counted[-1].moments.any()
@@ -139,7 +139,7 @@ def test_second_moments_that_no_samples_have_give_a_covariance_all_the_same(tmp_
     signs = np.triu(signs, 1) + np.triu(signs, 1).T + np.eye(WIDTH)
     size = np.sqrt(np.outer(statistics.moments.diagonal(), statistics.moments.diagonal()))
     lie = Statistics(statistics.sums, statistics.moment_sums, signs * size)
-    counted, _ = held(tmp_path, [*honest(3), ("z", lie)])
+    counted, _ = screened(tmp_path, [*honest(3), ("z", lie)])
     total = pooled(counted)
     within = total.moments - (total.moment_sums.sums.T / total.moment_sums.counts) @ total.moment_sums.sums
     assert np.linalg.eigvalsh(within).min() > 0
@@ -153,14 +153,14 @@ def test_of_a_device_the_latest_counts_and_of_two_devices_nothing_does(tmp_path)
         screen.add(first, Update("full", {}, 40, 0.5, device=f"pi-{i}"))
     screen.add(other, Update("few-shot", {}, 40, 0.5, device="pi-0", late=Late(1, 7, 0.5)))
     assert [(statistics.sums.counts.sum(), late) for statistics, late in screen.held(40)] == [(40, None)] * 3
-    counted, notes = held(tmp_path, honest(2))
+    counted, notes = screened(tmp_path, honest(2))
     assert counted == []
     assert notes == ["pi-0, pi-1 (class statistics) too few to detect false ones, rejected"]
 
 
 def test_second_moments_of_two_devices_do_not_count(tmp_path):
     without = [(f"b-{i}", sums_of(*samples(i, 20), moments=False)) for i in range(5)]
-    counted, notes = held(tmp_path, [*honest(2), *without])
+    counted, notes = screened(tmp_path, [*honest(2), *without])
     assert notes == ["second moments of 2 devices too few to detect false ones, rejected"]
     assert not any(statistics.moments.any() for statistics in counted)
     assert all(statistics.sums.counts.all() for statistics in counted)
@@ -211,6 +211,6 @@ def test_held_out_samples_weigh_as_those_of_the_median_device_and_not_of_liars(t
     for device, statistics, count, right in sent:
         measured = replace(statistics, right=np.array(right, np.float64))
         screen.add(measured, Update("full", {}, count, 0.5, device=device))
-    counted = [one.right.tolist() for one, _ in screen.held(40.0)]
+    counted = [entry.right.tolist() for entry, _ in screen.held(40.0)]
     screen.close()
     assert counted == [[10, 6, 5]] * 7 + [[10, 0, 10], [0, 0, 0]]

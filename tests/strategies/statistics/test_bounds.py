@@ -32,17 +32,17 @@ def honest(seed, labels=range(LABELS), count=60):
 def round_of(devices, pool=NONE, rounds=None, late=0):
     """The statistics of a round within the bounds, and the bounds."""
     file = StatisticsFile(LABELS, WIDTH)
-    for one in devices:
-        size = float(one.sums.counts.sum()) / one.stands_for
-        file.add(one, StatisticsSource(size, late, one.stands_for))
+    for device in devices:
+        size = float(device.sums.counts.sum()) / device.stands_for
+        file.add(device, StatisticsSource(size, late, device.stands_for))
     limits = StatisticsBounds(file, pool, no_rounds() if rounds is None else rounds)
     return list(limits.bounded()), limits
 
 
 def pooled(devices):
     total = NONE
-    for one in devices:
-        total = total.add(one)
+    for device in devices:
+        total = total.add(device)
     return total
 
 
@@ -52,9 +52,9 @@ def accuracy(pool):
     return float(((x @ weights.T + bias).argmax(axis=1) == y).mean())
 
 
-def same(one, other):
-    pairs = [(one.sums, other.sums), (one.moment_sums, other.moment_sums)]
-    return np.array_equal(one.moments, other.moments) and all(
+def same(left, other):
+    pairs = [(left.sums, other.sums), (left.moment_sums, other.moment_sums)]
+    return np.array_equal(left.moments, other.moments) and all(
         np.array_equal(a.sums, b.sums)
         and np.array_equal(a.counts, b.counts)
         and a.counts.dtype == b.counts.dtype
@@ -66,7 +66,7 @@ def same(one, other):
 def test_honest_statistics_stay_bit_for_bit_also_of_a_class_that_one_device_alone_holds(labels):
     sent = [honest(i, labels[i % len(labels)]) for i in range(8)] + [honest(9, [0, 4], 20)]
     within, limits = round_of(sent)
-    assert all(same(one, other) for one, other in zip(sent, within, strict=True))
+    assert all(same(left, other) for left, other in zip(sent, within, strict=True))
     assert limits.note == ""
 
 
@@ -80,7 +80,7 @@ def test_one_liar_of_ten_moves_the_head_by_less_than_two_points(name, size):
     before = accuracy(pooled(round_of(sent)[0]))
     within, limits = round_of([lie, *sent[1:]])
     assert before - accuracy(pooled(within)) < 0.02
-    assert all(same(one, other) for one, other in zip(sent[1:], within[1:], strict=True))
+    assert all(same(left, other) for left, other in zip(sent[1:], within[1:], strict=True))
     if size > 10 or name == "huge means":
         assert limits.note.startswith("statistics far from the others' are bounded: ")
 
@@ -94,7 +94,7 @@ def test_a_liar_in_the_first_round_of_uneven_devices_moves_the_head_by_less_than
     rng = np.random.default_rng(2)
     sent = [honest(i, rng.choice(LABELS, 140, p=rng.dirichlet([0.3] * LABELS)), 140) for i in range(10)]
     within, _ = round_of(sent)
-    assert all(same(one, other) for one, other in zip(sent, within, strict=True))
+    assert all(same(left, other) for left, other in zip(sent, within, strict=True))
     before = accuracy(pooled(within))
     for size in (10, 7000):
         for liar in range(0, 10, 2):
@@ -170,7 +170,7 @@ def test_scatter_in_one_direction_is_bounded_there_alone():
     count = sent[0].sums.counts.sum()
     lie = replace(sent[0], moments=sent[0].moments + WIDTH * count * np.outer(axis, axis))
     within, _ = round_of([lie, *sent[1:]])
-    got, true = (bounds._scatter(one) / count for one in (within[0], sent[0]))
+    got, true = (bounds._scatter(device) / count for device in (within[0], sent[0]))
     most = bounds.SCATTER * (1 + np.sqrt(WIDTH / count)) ** 2
     assert 1 < got[3, 3] < 1.5 * most
     np.testing.assert_allclose(np.delete(np.diag(got), 3), np.delete(np.diag(true), 3), rtol=0.5)
@@ -184,7 +184,7 @@ def test_scatter_of_an_unlikely_size_does_not_count_and_its_means_do(factor):
     within, limits = round_of([lie, *sent[1:]])
     assert same(within[0], replace(sent[0], moment_sums=NONE.moment_sums, moments=NONE.moments))
     assert limits.note.endswith("second moments of 1 device")
-    before, after = (accuracy(pooled(one)) for one in (sent, within))
+    before, after = (accuracy(pooled(devices)) for devices in (sent, within))
     assert before - after < 0.01
 
 
@@ -216,7 +216,7 @@ def test_a_device_alone_in_a_round_is_compared_with_the_pool():
     for name, lie in LIES.items():
         false = lie(honest(20), np.random.default_rng(0))
         false = Statistics(
-            *(one.weighted(1e4) for one in (false.sums, false.moment_sums)), 1e4 * false.moments
+            *(sums.weighted(1e4) for sums in (false.sums, false.moment_sums)), 1e4 * false.moments
         )
         [bounded], _ = round_of([false], pool, rounds)
         assert before - accuracy(pool.decayed(0.8).add(bounded)) < 0.02, name
@@ -237,10 +237,10 @@ def test_statistics_are_read_back_bit_for_bit_from_a_file_too(monkeypatch, tmp_p
     sent.append(replace(honest(3), sums=honest(3).sums.weighted(0.3), right=np.array([3.0, 2.0, 1.0])))
     file = StatisticsFile(LABELS, WIDTH)
     file.keep_in(tmp_path)
-    for one in sent:
-        file.add(one, StatisticsSource(1.0))
+    for device in sent:
+        file.add(device, StatisticsSource(1.0))
     for _ in range(2):
-        assert all(same(one, other) for one, other in zip(sent, file, strict=True))
+        assert all(same(left, other) for left, other in zip(sent, file, strict=True))
     np.testing.assert_array_equal(file.read(3).right, [3, 2, 1])
 
 
@@ -250,5 +250,5 @@ def test_one_device_does_not_choose_the_head_by_its_held_out_samples():
     sent = [replace(honest(i), right=np.array([10.0, 5, 5 + lead])) for i, lead in enumerate(leads)]
     liar = replace(honest(9), right=np.array([10.0, 0, 10]))
     within, _ = round_of([*sent, liar])
-    assert [one.right[2] - one.right[1] for one in within] == [0, 0, 1, 2, 2]
-    assert [one.right[0] for one in within] == [10] * 5
+    assert [device.right[2] - device.right[1] for device in within] == [0, 0, 1, 2, 2]
+    assert [device.right[0] for device in within] == [10] * 5

@@ -30,8 +30,8 @@ def device(seed, counts=(30, 30, 30, 30), spread=0.0):
 
 def filed(devices):
     file = StatisticsFile(LABELS, WIDTH)
-    for one in devices:
-        file.add(one, StatisticsSource(float(one.sums.counts.sum())))
+    for statistics in devices:
+        file.add(statistics, StatisticsSource(float(statistics.sums.counts.sum())))
     return file
 
 
@@ -56,14 +56,16 @@ def test_a_weight_counts_as_so_many_values():
 @pytest.mark.parametrize("count", [2, 10, 40])
 def test_distances_of_devices_that_are_alike_are_what_samples_alone_make(count):
     distances = distances_of([device(i, (count, count, 3, 3 * count)) for i in range(20)])
-    ratios = np.stack([one.squares / (one.sample * one.noise) for one in distances])
+    ratios = np.stack([distance.squares / (distance.sample * distance.noise) for distance in distances])
     assert 0.75 < ratios.mean() < 1.1
     assert ratios.max() < 2.5
 
 
 def test_the_spread_is_that_of_the_devices_without_the_noise_of_their_samples():
-    alike = [one.spread for one in distances_of([device(i, (5, 10, 20, 90)) for i in range(20)])]
-    apart = [one.spread for one in distances_of([device(i, (5, 10, 20, 90), 3.0) for i in range(20)])]
+    alike = [distance.spread for distance in distances_of([device(i, (5, 10, 20, 90)) for i in range(20)])]
+    apart = [
+        distance.spread for distance in distances_of([device(i, (5, 10, 20, 90), 3.0) for i in range(20)])
+    ]
     assert np.median(alike) < 0.3
     assert np.median(apart) == pytest.approx(3, rel=0.15)
 
@@ -73,7 +75,9 @@ def test_no_device_outweighs_two_others_however_many_samples_it_claims():
     liar = device(9).standing_for(1e6)
     far = Statistics(liar.sums.times(np.full(WIDTH, -50.0)), NONE.moment_sums, NONE.moments)
     centre = centres_of(filed([*others, far]), NONE).means[0]
-    lowest, highest = (pick([one.sums.sums[0] / one.sums.counts[0] for one in others]) for pick in PICKS)
+    lowest, highest = (
+        pick([device_.sums.sums[0] / device_.sums.counts[0] for device_ in others]) for pick in PICKS
+    )
     assert ((lowest - 1e-6 <= centre) & (centre <= highest + 1e-6)).all()
 
 

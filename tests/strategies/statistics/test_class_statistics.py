@@ -41,8 +41,8 @@ def kind(name, **statistics):
 @pytest.fixture
 def sent(model, digits, run):
     """The class statistics of a full update of all digits."""
-    made = kind_statistics.train(kind("full"), model, digits, run())
-    return dict(class_statistics.split_statistics(made.tensors)[1])
+    update = kind_statistics.train(kind("full"), model, digits, run())
+    return dict(class_statistics.split_statistics(update.tensors)[1])
 
 
 SHAPE = (10, 64)
@@ -55,8 +55,8 @@ def begin(rows):
     return np.ndarray(len(rows), ROW, rows, strides=rows.strides[:1])
 
 
-def counted(made):
-    return class_statistics.decode(made.tensors, SHAPE).sums.counts
+def counted(update):
+    return class_statistics.decode(update.tensors, SHAPE).sums.counts
 
 
 def exact(features, y, smallest=1):
@@ -77,23 +77,25 @@ def test_statistics_add_up_to_those_of_all_samples_for_any_partition(model, digi
 
 @pytest.mark.parametrize(("numbers", "step"), [("float16", 2.0**-11), ("int8", 1 / 254)])
 def test_what_is_read_is_what_was_written_to_rounding(model, digits, numbers, step):
-    known = exact(model.features(digits.x), digits.y, smallest=20)
-    read = class_statistics.decode(class_statistics.encode(known, ClassStatistics(numbers=numbers)), SHAPE)
-    np.testing.assert_array_equal(read.sums.counts, known.sums.counts)
-    assert 0 < np.count_nonzero(known.sums.counts) <= 10
-    for label in known.sums.present:
-        row = known.sums.sums[label]
+    statistics = exact(model.features(digits.x), digits.y, smallest=20)
+    read = class_statistics.decode(
+        class_statistics.encode(statistics, ClassStatistics(numbers=numbers)), SHAPE
+    )
+    np.testing.assert_array_equal(read.sums.counts, statistics.sums.counts)
+    assert 0 < np.count_nonzero(statistics.sums.counts) <= 10
+    for label in statistics.sums.present:
+        row = statistics.sums.sums[label]
         assert np.abs(read.sums.sums[label] - row).max() <= 1.01 * step * np.abs(row).max()
     np.testing.assert_allclose(
-        read.moments, known.moments, rtol=0, atol=2.0**-11 * 1.01 * np.abs(known.moments).max()
+        read.moments, statistics.moments, rtol=0, atol=2.0**-11 * 1.01 * np.abs(statistics.moments).max()
     )
     np.testing.assert_array_equal(read.moments, read.moments.T)
 
 
 def test_large_features_do_not_overflow(model, digits):
     """A sum of squares of features of 3,000 is far above float16's 65,504."""
-    known = exact(1e3 * model.features(digits.x), digits.y)
-    sent = class_statistics.encode(known, ClassStatistics())
+    statistics = exact(1e3 * model.features(digits.x), digits.y)
+    sent = class_statistics.encode(statistics, ClassStatistics())
     assert all(np.isfinite(value).all() for value in sent.values())
     assert class_statistics.rejection_reason(sent, 240, 1, SHAPE) == ""
 
@@ -104,25 +106,27 @@ def test_an_update_and_its_statistics_are_as_expected_believed_and_as_large_as_p
     model, digits, run, name, numbers
 ):
     strategy = kind(name, numbers=numbers)
-    made = kind_statistics.train(strategy, model, digits, run())
-    tensors.check(made.tensors, kind_statistics.expected(strategy, model.manifest))
-    update, found = class_statistics.split_statistics(made.tensors)
+    full_update = kind_statistics.train(strategy, model, digits, run())
+    tensors.check(full_update.tensors, kind_statistics.expected(strategy, model.manifest))
+    update, statistics_ = class_statistics.split_statistics(full_update.tensors)
     assert update.keys() == strategy.train(model, digits, run()).tensors.keys()
     assert (
-        kind_statistics.rejection_reason(strategy.variants()[0], found, made.num_examples, model.manifest)
+        kind_statistics.rejection_reason(
+            strategy.variants()[0], statistics_, full_update.num_examples, model.manifest
+        )
         == ""
     )
-    assert MOMENTS in found
+    assert MOMENTS in statistics_
     cost = kind_statistics.cost(strategy, workload(model.manifest, digits.class_counts(10)), PROFILE)
-    assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)) + 120, rel=0.1)
+    assert cost.bytes_up == pytest.approx(len(tensors.encode(full_update.tensors)) + 120, rel=0.1)
 
 
 def test_beside_scalars_the_mean_of_a_class_is_one_byte_a_feature_and_ten_more(model, digits, run):
     """Label 2, count 4, scale 4; before, three tensors with means in 16 bits took 460 bytes for one class."""
     strategy = kind("zeroth-order", moments=False)
     sevens = LocalData(digits.x[digits.y == 7], digits.y[digits.y == 7])
-    made = kind_statistics.train(strategy, model, sevens, run())
-    rows = made.tensors[ROWS]
+    update = kind_statistics.train(strategy, model, sevens, run())
+    rows = update.tensors[ROWS]
     assert (rows.dtype, rows.shape) == (np.uint8, (1, 10 + 64))
     assert rows[0, :6].tolist() == [7, 0, len(sevens), 0, 0, 0]
     cost = kind_statistics.cost(strategy, workload(model.manifest, sevens.class_counts(10)), PROFILE)
@@ -171,19 +175,19 @@ def test_the_forward_pass_for_statistics_is_part_of_the_prediction(model, digits
 def test_classes_of_few_samples_are_in_no_part_of_it(model, digits):
     features = model.features(digits.x)
     least = int(np.bincount(digits.y).max())
-    known = exact(features, digits.y, smallest=least)
+    statistics = exact(features, digits.y, smallest=least)
     present = np.flatnonzero(np.bincount(digits.y) >= least)
-    np.testing.assert_array_equal(known.sums.present, present)
+    np.testing.assert_array_equal(statistics.sums.present, present)
     f = features[np.isin(digits.y, present)].astype(np.float64)
-    np.testing.assert_allclose(known.moments, f.T @ f)
+    np.testing.assert_allclose(statistics.moments, f.T @ f)
     nothing = class_statistics.encode(exact(features, digits.y, 241), ClassStatistics(numbers="int8"))
     assert [len(nothing[name]) for name in (ROWS, MOMENTS, SPREAD)] == [0, 0, 0]
     assert class_statistics.rejection_reason(nothing, 240, 2, SHAPE) == ""
 
 
 def test_a_device_that_trains_no_extractor_measures_no_more_samples_than_asked(model, digits, run):
-    made = kind_statistics.train(kind("zeroth-order", samples=30), model, digits, run())
-    assert 20 < counted(made).sum() <= 30
+    update = kind_statistics.train(kind("zeroth-order", samples=30), model, digits, run())
+    assert 20 < counted(update).sum() <= 30
     every = kind_statistics.train(kind("zeroth-order", samples=0), model, digits, run())
     np.testing.assert_array_equal(counted(every), np.bincount(digits.y))
 
@@ -191,9 +195,9 @@ def test_a_device_that_trains_no_extractor_measures_no_more_samples_than_asked(m
 def test_few_shot_training_has_all_features_and_needs_no_pass_of_its_own_for_them(model, digits, run):
     passes, features = [], model.features
     model.features = lambda x: passes.append(len(x)) or features(x)
-    made = kind_statistics.train(kind("few-shot", samples=30), model, digits, run())
+    update = kind_statistics.train(kind("few-shot", samples=30), model, digits, run())
     assert passes == [240]
-    np.testing.assert_array_equal(counted(made), np.bincount(digits.y))
+    np.testing.assert_array_equal(counted(update), np.bincount(digits.y))
     load = workload(model.manifest, digits.class_counts(10))
     costs = kind_statistics.cost(kind("few-shot"), load, PROFILE), kind("few-shot").cost(load, PROFILE)
     assert costs[0].flops - costs[1].flops == pytest.approx(240 * 2 * 64**2)  # of the second moments alone
@@ -202,11 +206,11 @@ def test_few_shot_training_has_all_features_and_needs_no_pass_of_its_own_for_the
 
 def test_statistics_beside_an_entropy_subset_are_of_all_samples(model, digits, run):
     strategy = kind("entropy-subset")
-    made = kind_statistics.train(strategy, model, digits, run())
-    assert made.num_examples == 120
-    np.testing.assert_array_equal(counted(made), np.bincount(digits.y))
-    found = class_statistics.split_statistics(made.tensors)[1]
-    why = kind_statistics.rejection_reason(strategy.variants()[0], found, 118, model.manifest)
+    update = kind_statistics.train(strategy, model, digits, run())
+    assert update.num_examples == 120
+    np.testing.assert_array_equal(counted(update), np.bincount(digits.y))
+    statistics_ = class_statistics.split_statistics(update.tensors)[1]
+    why = kind_statistics.rejection_reason(strategy.variants()[0], statistics_, 118, model.manifest)
     assert why == "class counts sum to 240, the device has at most 236 samples"
 
 
@@ -221,13 +225,13 @@ def test_private_updates_and_smaller_models_come_without(model, digits, run):
 
 def test_class_means_are_the_statistics_alone_in_a_round_that_asks_for_them(model, digits, run):
     strategy = kind("class-means", samples=30)
-    made = kind_statistics.train(strategy, model, digits, run())
-    tensors.check(made.tensors, kind_statistics.expected(strategy, model.manifest))
-    assert made.tensors.keys() == {ROWS, MOMENTS, SPREAD}
-    assert made.num_examples == 240 and 20 < counted(made).sum() <= 30
+    update = kind_statistics.train(strategy, model, digits, run())
+    tensors.check(update.tensors, kind_statistics.expected(strategy, model.manifest))
+    assert update.tensors.keys() == {ROWS, MOMENTS, SPREAD}
+    assert update.num_examples == 240 and 20 < counted(update).sum() <= 30
     load = workload(model.manifest, digits.class_counts(10))
     cost = kind_statistics.cost(strategy, load, PROFILE)
-    assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)) + 120, rel=0.1)
+    assert cost.bytes_up == pytest.approx(len(tensors.encode(update.tensors)) + 120, rel=0.1)
     whole = registry.make("class-means").cost(load, PROFILE)
     moments = 30 * 2 * 64**2
     assert cost.flops - moments == pytest.approx(whole.flops * 30 / 240)
@@ -242,15 +246,16 @@ def test_second_moments_of_few_samples_are_not_sent(model, digits, run):
     """Of two samples of one class they and the mean would give both samples' features."""
     for samples, rows in ((3, 1), (2, 0)):
         some = np.flatnonzero(digits.y == 3)[:samples]
-        made = kind_statistics.train(
+        update = kind_statistics.train(
             kind("class-means"), model, LocalData(digits.x[some], digits.y[some]), run()
         )
-        assert [len(made.tensors[name]) for name in (ROWS, MOMENTS, SPREAD)] == [1, rows, rows]
-        tensors.check(made.tensors, kind_statistics.expected(kind("class-means"), model.manifest))
+        assert [len(update.tensors[name]) for name in (ROWS, MOMENTS, SPREAD)] == [1, rows, rows]
+        tensors.check(update.tensors, kind_statistics.expected(kind("class-means"), model.manifest))
         assert (
-            kind_statistics.rejection_reason(kind("class-means"), made.tensors, samples, model.manifest) == ""
+            kind_statistics.rejection_reason(kind("class-means"), update.tensors, samples, model.manifest)
+            == ""
         )
-        assert class_statistics.decode(made.tensors, SHAPE).moment_sums.counts.sum() == samples * rows
+        assert class_statistics.decode(update.tensors, SHAPE).moment_sums.counts.sum() == samples * rows
 
 
 @pytest.mark.parametrize(
@@ -275,12 +280,12 @@ def test_where_all_places_are_taken_by_rare_classes_the_others_have_every_fourth
 @pytest.mark.parametrize("most", range(1, 10))
 def test_over_some_rounds_statistics_of_every_class_are_sent(most, rare, run):
     present = [0, 1, 3, 4, 5, 7, 8]
-    seen = set()
+    classes = set()
     for number in range(5, 5 + 4 * len(present)):
         sent = kind_statistics.chosen_classes(present, most, replace(run(), round=number, rare=rare))
         assert len(set(sent)) == len(sent) == min(most, len(present))
-        seen.update(sent)
-    assert seen == set(present)
+        classes.update(sent)
+    assert classes == set(present)
     assert kind_statistics.chosen_classes(present, 0, run()) == present
 
 
@@ -290,30 +295,30 @@ def test_statistics_of_some_classes_are_those_of_their_samples(moments, model, d
     few = np.concatenate([np.flatnonzero(digits.y == 1)[:2], np.flatnonzero(digits.y != 1)])
     data = LocalData(digits.x[few], digits.y[few])
     here = replace(run(), round=1, rare=(1, 9, 4))
-    asked = {"smallest_count": 3, "moments": moments}
-    made = kind_statistics.train(kind("few-shot", most_classes=3, **asked), model, data, here)
+    settings = {"smallest_count": 3, "moments": moments}
+    update = kind_statistics.train(kind("few-shot", most_classes=3, **settings), model, data, here)
     of = np.isin(data.y, (9, 4, 2))
     alone = kind_statistics.add_statistics(
-        kind("few-shot", **asked),
-        replace(made, tensors={}),
+        kind("few-shot", **settings),
+        replace(update, tensors={}),
         kind_statistics.Measured(model.features(data.x)[of], data.y[of], 10),
         here,
     )
-    sent = class_statistics.split_statistics(made.tensors)[1]
+    sent = class_statistics.split_statistics(update.tensors)[1]
     assert sent.keys() == alone.tensors.keys()
     np.testing.assert_array_equal(sent[class_statistics.ROWS], alone.tensors[class_statistics.ROWS])
     if moments:
         assert len(alone.tensors[class_statistics.MOMENTS]) == 1
         assert len(sent[class_statistics.MOMENTS]) == 0, "those of another round's classes may be subtracted"
-    assert np.flatnonzero(counted(made)).tolist() == [2, 4, 9]
+    assert np.flatnonzero(counted(update)).tolist() == [2, 4, 9]
     assert kind_statistics.rejection_reason(kind("few-shot"), sent, len(data), model.manifest) == ""
 
 
 def test_the_prediction_counts_the_classes_that_are_sent(model):
     load = workload(model.manifest, (9, 1, 30, 4, 0, 0, 0, 0, 0, 5))
     of = [kind_statistics.cost(kind("class-means", most_classes=n), load, PROFILE) for n in range(6)]
-    assert [of[0].bytes_up - one.bytes_up for one in of] == [0, 222, 148, 74, 0, 0]
-    assert len({one.flops for one in of}) == 1
+    assert [of[0].bytes_up - cost.bytes_up for cost in of] == [0, 222, 148, 74, 0, 0]
+    assert len({cost.flops for cost in of}) == 1
     assert kind_statistics.class_coverage(kind("class-means", most_classes=3), load) == (3, 4)
     assert kind_statistics.class_coverage(kind("full"), load) == (4, 4)
     assert kind_statistics.class_coverage(registry.make("full"), load) == (0, 0)
@@ -340,11 +345,11 @@ def test_a_class_of_too_few_samples_for_the_statistics_makes_class_means_unfit(m
 
 def test_an_offer_without_statistics_says_nothing_of_them():
     for name in registry.KINDS:
-        made = registry.make(name)
-        assert b"statistics" not in bytes(registry.write(made).settings)
-        assert registry.read(registry.write(made)) == made
-    asked = kind("few-shot", numbers="int8")
-    assert registry.read(registry.write(asked)) == asked
+        update = registry.make(name)
+        assert b"statistics" not in bytes(registry.write(update).settings)
+        assert registry.read(registry.write(update)) == update
+    strategy = kind("few-shot", numbers="int8")
+    assert registry.read(registry.write(strategy)) == strategy
 
 
 def single(sent):
@@ -404,27 +409,29 @@ def test_statistics_that_no_samples_can_have_are_refused_with_the_reason(sent, l
 def of_a_site(model, digits):
     """Sums over two devices, of which one sends second moments: what was known of them, and the tensors."""
     features = model.features(digits.x)
-    one, other = (exact(features[part], digits.y[part], 2) for part in (slice(150), slice(150, 240)))
-    known = Statistics(one.add(other).sums, one.sums, one.moments)
-    return known, class_statistics.encode(known, ClassStatistics())
+    first, other = (exact(features[part], digits.y[part], 2) for part in (slice(150), slice(150, 240)))
+    statistics = Statistics(first.add(other).sums, first.sums, first.moments)
+    return statistics, class_statistics.encode(statistics, ClassStatistics())
 
 
 def test_of_a_site_it_is_said_whose_second_moments_are_sent(of_a_site, bundle):
-    known, sent = of_a_site
+    statistics, sent = of_a_site
     strategy = kind("full")
     specs = kind_statistics.accepted(strategy, bundle.manifest)
-    wanted = [one for one in class_statistics.expected_of(sent, specs) if one.name.startswith("class-stat")]
-    tensors.check(sent, wanted)
+    parts = [spec for spec in class_statistics.expected_of(sent, specs) if spec.name.startswith("class-stat")]
+    tensors.check(sent, parts)
     assert class_statistics.rejection_reason(sent, 240, 2, SHAPE) == ""
     read = class_statistics.decode(sent, SHAPE)
-    np.testing.assert_array_equal(read.moment_sums.counts, known.moment_sums.counts)
-    np.testing.assert_array_equal(read.sums.counts, known.sums.counts)
-    assert np.abs(read.moments - known.moments).max() <= 1.01 * 2.0**-11 * np.abs(known.moments).max()
+    np.testing.assert_array_equal(read.moment_sums.counts, statistics.moment_sums.counts)
+    np.testing.assert_array_equal(read.sums.counts, statistics.sums.counts)
+    assert (
+        np.abs(read.moments - statistics.moments).max() <= 1.01 * 2.0**-11 * np.abs(statistics.moments).max()
+    )
     assert MOMENT_ROWS not in {
-        one.name for one in kind_statistics.accepted(kind("few-shot", moments=False), bundle.manifest)
+        spec.name for spec in kind_statistics.accepted(kind("few-shot", moments=False), bundle.manifest)
     }
     alone = {name: value for name, value in sent.items() if name != MOMENT_ROWS}
-    assert MOMENT_ROWS not in {one.name for one in class_statistics.expected_of(alone, specs)}
+    assert MOMENT_ROWS not in {spec.name for spec in class_statistics.expected_of(alone, specs)}
 
 
 @pytest.mark.parametrize(

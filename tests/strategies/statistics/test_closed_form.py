@@ -110,10 +110,10 @@ def test_the_pool_decays_and_the_extractor_is_a_mean_with_its_weights():
 def test_late_statistics_weigh_the_extractor_of_their_own_round(manifest_of_two):
     """6 samples of this round's base, 2 of one that was 5.0: its extractor counts (6 * 1 + 2 * 5) / 8."""
     now, then = ({"low": np.full(3, v), "index": np.arange(2), "w": np.ones(1)} for v in (1.0, 5.0))
-    one = closed_form.RoundStatistics(manifest_of_two, now, ClassStatistics())
-    one.add(statistics(np.ones((6, 2)), np.zeros(6, np.int64), 2), None)
-    one.add(statistics(np.ones((2, 2)), np.ones(2, np.int64), 2), Late(3, 7, 1.0, base=lambda: then))
-    pool, served, why = one.closed({})
+    pooling = closed_form.RoundStatistics(manifest_of_two, now, ClassStatistics())
+    pooling.add(statistics(np.ones((6, 2)), np.zeros(6, np.int64), 2), None)
+    pooling.add(statistics(np.ones((2, 2)), np.ones(2, np.int64), 2), Late(3, 7, 1.0, base=lambda: then))
+    pool, served, why = pooling.closed({})
     np.testing.assert_array_equal(pool.extractor["low"], np.full(3, 2.0))
     assert pool.extractor.keys() == {"low"}
     assert (pool.weight, served, bool(why)) == (8, {}, True)  # all features of a class are the same
@@ -130,15 +130,15 @@ def manifest_of_two():
 
 def pooled(model, parts, names, run, round_model, memory=None, moments=True):
     """A round of these kinds, one device each, merged."""
-    asked = ClassStatistics(moments=moments)
-    kinds = {n: kind_statistics.with_class_statistics(registry.make(n, QUICK.get(n)), asked) for n in QUICK}
+    request = ClassStatistics(moments=moments)
+    kinds = {n: kind_statistics.with_class_statistics(registry.make(n, QUICK.get(n)), request) for n in QUICK}
     carried = memory or closed_form_nothing()
     folding = Folding(kinds, round_model, carried)
     for i, (name, data) in enumerate(zip(names, parts, strict=True)):
-        made = kind_statistics.train(kinds[name], model, data, run(f"pi-{i}"))
-        update, sent = folding.parted(made)
+        result = kind_statistics.train(kinds[name], model, data, run(f"pi-{i}"))
+        update, sent = folding.parted(result)
         folding.pool(sent, None)
-        folding.add(update, made.num_examples)
+        folding.add(update, result.num_examples)
     return folding.merged()
 
 
@@ -182,14 +182,14 @@ def test_a_class_of_devices_that_measure_a_part_is_no_rarer(kind, model, digits,
     full = registry.make("full", {"epochs": 1, "statistics": {}})
     folding = Folding({"full": full, kind: weak}, replace(round_model, round=3))
     for strategy, part in ((full, low), (weak, high)):
-        made = kind_statistics.train(strategy, model, part, run())
-        rest, found = folding.parted(made)
-        folding.pool(found, None)
+        result = kind_statistics.train(strategy, model, part, run())
+        rest, statistics_ = folding.parted(result)
+        folding.pool(statistics_, None)
         folding.add(rest, 1.0)
     merged, _ = folding.merged()
-    kept = merged.carried.memory[closed_form.MEMORY]
-    known = StatisticsPool.of(kept, 10, ClassStatistics().projection(64)).statistics.sums
-    of_low, of_high = known.counts[:5].sum(), known.counts[5:].sum()
+    memory = merged.carried.memory[closed_form.MEMORY]
+    sums = StatisticsPool.of(memory, 10, ClassStatistics().projection(64)).statistics.sums
+    of_low, of_high = sums.counts[:5].sum(), sums.counts[5:].sum()
     assert of_low == len(low)
     assert of_high == pytest.approx(len(high), rel=0.2)
 
@@ -203,8 +203,8 @@ def test_a_class_counts_as_many_samples_when_it_is_sent_alone(name, model, digit
             name, {**QUICK[name], "statistics": {"most_classes": most, "moments": False}}
         )
         folding = Folding({name: strategy}, round_model)
-        made = kind_statistics.train(strategy, model, digits, replace(run(), round=1, rare=(4,)))
-        counts.append(folding.parted(made)[1].sums.counts)
+        update = kind_statistics.train(strategy, model, digits, replace(run(), round=1, rare=(4,)))
+        counts.append(folding.parted(update)[1].sums.counts)
     assert counts[0].sum() == pytest.approx(240, rel=0.05)
     assert counts[1][4] == counts[0][4] > 0
     assert counts[1].sum() == counts[1][4]
@@ -238,7 +238,7 @@ def test_a_pool_that_was_kept_goes_on_to_the_bit(model, digits, run, round_model
     first, _ = pooled(model, parts, names, run, round_model)
     memory = first.carried.memory[closed_form.MEMORY]
     read = type(first.carried)(memory={closed_form.MEMORY: decode(encode(memory))})
-    second = [pooled(model, parts, names, run, round_model, one)[0] for one in (first.carried, read)]
+    second = [pooled(model, parts, names, run, round_model, carried)[0] for carried in (first.carried, read)]
     assert encode(second[0].served) == encode(second[1].served)
     assert encode(second[0].carried.memory[closed_form.MEMORY]) == encode(
         second[1].carried.memory[closed_form.MEMORY]
@@ -250,8 +250,8 @@ def test_statistics_are_of_features_without_their_scale(exported):
     """Where a bundle has such a tensor, W undoes it: what is served says the same whatever the scale is."""
     x = np.random.default_rng(0).normal(size=(60, 4)) + np.repeat(np.eye(3, 4) * 5, 20, axis=0)
     y = np.repeat([0, 1, 2], 20)
-    known = statistics(x, y, 3)
-    weights, _ = closed_form.solve_head(known)
+    measured_statistics = statistics(x, y, 3)
+    weights, _ = closed_form.solve_head(measured_statistics)
     scale = np.array([1.0, 2.0, 4.0, 0.5])
     scaled = statistics(x * scale, y, 3).times(1 / scale)
     np.testing.assert_allclose(closed_form.solve_head(scaled)[0], weights, rtol=1e-3)
@@ -259,5 +259,5 @@ def test_statistics_are_of_features_without_their_scale(exported):
 
 def test_a_contribution_without_statistics_is_left_as_it_is(round_model):
     plain = Update("full", {"w": np.ones(2)}, 3, 0.5)
-    known = closed_form.RoundStatistics(round_model.manifest, round_model.weights, ClassStatistics())
-    assert known.parted(plain) == (plain, None)
+    pooling = closed_form.RoundStatistics(round_model.manifest, round_model.weights, ClassStatistics())
+    assert pooling.parted(plain) == (plain, None)

@@ -38,11 +38,11 @@ def means(classes: int = 10) -> np.ndarray:
 
 def test_a_scale_is_by_the_mean_square_over_classes():
     """Mean squares 5, 20 and 0: their average is 25 / 3, a tenth of that is added to each."""
-    given = np.array([[1.0, 2.0, 0.0], [3.0, 6.0, 0.0]])
-    made = scale_by(given)
-    assert made[0] / made[1] == pytest.approx(((20 + 2.5 / 3) / (5 + 2.5 / 3)) ** 0.5)
-    assert made[2] / made[1] == pytest.approx(((20 + 2.5 / 3) / (2.5 / 3)) ** 0.5)
-    assert np.square(given * made).sum() == pytest.approx(np.square(given).sum())
+    class_means = np.array([[1.0, 2.0, 0.0], [3.0, 6.0, 0.0]])
+    scale = scale_by(class_means)
+    assert scale[0] / scale[1] == pytest.approx(((20 + 2.5 / 3) / (5 + 2.5 / 3)) ** 0.5)
+    assert scale[2] / scale[1] == pytest.approx(((20 + 2.5 / 3) / (2.5 / 3)) ** 0.5)
+    assert np.square(class_means * scale).sum() == pytest.approx(np.square(class_means).sum())
 
 
 def test_features_that_are_0_everywhere_stay_as_they_are():
@@ -57,9 +57,9 @@ def test_class_means_set_the_scale_and_their_rows_are_of_scaled_features(scaled)
     raw = means()
     effect = ClassMeans().finish(sums(2 * raw, [3] * 10), scaled)  # devices saw them times 2
     np.testing.assert_allclose(effect.assigned[SCALE], scale_by(raw), rtol=1e-6)
-    wanted = raw * scale_by(raw)
-    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
-    np.testing.assert_allclose(effect.assigned["head.weight"], wanted, rtol=1e-5)
+    expected = raw * scale_by(raw)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(effect.assigned["head.weight"], expected, rtol=1e-5)
     np.testing.assert_array_equal(effect.served[SCALE], effect.assigned[SCALE])
 
 

@@ -47,11 +47,11 @@ def head_of(weights):
 @pytest.mark.parametrize("share", [0.1, 0.25, 1 / 3, 0.5])
 @pytest.mark.parametrize("device", ["pi-1", "phone.Ä"])
 def test_samples_are_held_out_evenly_and_always_the_same(share, device):
-    held = held_out.mask(1000, share, device)
-    assert abs(held.sum() - 1000 * share) <= 1
-    gaps = np.diff(np.flatnonzero(held))
+    mask = held_out.mask(1000, share, device)
+    assert abs(mask.sum() - 1000 * share) <= 1
+    gaps = np.diff(np.flatnonzero(mask))
     assert set(gaps) <= {int(1 / share), int(1 / share) + 1}
-    np.testing.assert_array_equal(held[:17], held_out.mask(17, share, device))
+    np.testing.assert_array_equal(mask[:17], held_out.mask(17, share, device))
 
 
 def test_a_device_is_always_left_with_samples_to_train_on():
@@ -89,71 +89,73 @@ class Named:
 
 def test_each_head_is_counted_on_the_features_of_the_base():
     """By hand: the base is right of the first three, the other head of the second and the last."""
-    held = LocalData(np.float32([[1, -1], [1, 1], [-1, 1], [-1, 1]]), np.array([1, 1, 0, 1]))
+    holdout = LocalData(np.float32([[1, -1], [1, 1], [-1, 1], [-1, 1]]), np.array([1, 1, 0, 1]))
     other = {
         held_out.CLOSED_FORM + "w": np.float32([[0, 0], [0, 1]]),
         held_out.CLOSED_FORM + "b": np.zeros(2, np.float32),
     }
-    assert held_out.count_right(Named(), held, other).tolist() == [4, 2, 3]
-    assert held_out.count_right(Named(), held, {"few-shot/w": np.ones(2)}).tolist() == [0, 0, 0]
-    nothing = LocalData(held.x[:0], held.y[:0])
+    assert held_out.count_right(Named(), holdout, other).tolist() == [4, 2, 3]
+    assert held_out.count_right(Named(), holdout, {"few-shot/w": np.ones(2)}).tolist() == [0, 0, 0]
+    nothing = LocalData(holdout.x[:0], holdout.y[:0])
     assert held_out.count_right(Named(), nothing, other).tolist() == [0, 0, 0]
     with pytest.raises(TensorError):
-        held_out.count_right(Named(), held, {held_out.CLOSED_FORM + "w": np.ones((3, 2), np.float32)})
+        held_out.count_right(Named(), holdout, {held_out.CLOSED_FORM + "w": np.ones((3, 2), np.float32)})
 
 
 @pytest.mark.parametrize("name", SHORT)
 def test_what_is_held_out_is_neither_trained_on_nor_in_the_statistics(name, model, digits, run):
     """The update is to the bit that of a device that has nothing but the rest."""
-    asked, plain = kind(name, hold_out=0.2), kind(name)
+    strategy, plain = kind(name, hold_out=0.2), kind(name)
     _, rest = held_out.split_held_out(digits, 0.2, "pi-1")
     own = kind_statistics.train(plain, model, rest, run())
-    one = replace(run(), aside=head_of(model.weights))
-    made = kind_statistics.train(asked, model, digits, one)
-    right = made.tensors[RIGHT]
-    assert encode({n: v for n, v in made.tensors.items() if n != RIGHT}) == encode(own.tensors)
-    assert (made.num_examples, len(rest)) == (own.num_examples, 240 - 48)
+    here = replace(run(), aside=head_of(model.weights))
+    update = kind_statistics.train(strategy, model, digits, here)
+    right = update.tensors[RIGHT]
+    assert encode({n: v for n, v in update.tensors.items() if n != RIGHT}) == encode(own.tensors)
+    assert (update.num_examples, len(rest)) == (own.num_examples, 240 - 48)
     assert (right.dtype, right.shape, right[0, 0]) == (np.int32, (1, 3), 48)
     assert 0 < right[0, 1] == right[0, 2] <= 48
-    accepted = kind_statistics.accepted(asked.variants()[0], model.manifest)
-    assert {spec.name for spec in class_statistics.expected_of(made.tensors, accepted)} == set(made.tensors)
-    found = class_statistics.split_statistics(made.tensors)[1]
-    form = asked.variants()[0]
-    assert kind_statistics.rejection_reason(form, found, made.num_examples, model.manifest) == ""
-    np.testing.assert_array_equal(class_statistics.decode(found, (10, 64)).right, right[0])
+    accepted = kind_statistics.accepted(strategy.variants()[0], model.manifest)
+    assert {spec.name for spec in class_statistics.expected_of(update.tensors, accepted)} == set(
+        update.tensors
+    )
+    statistics = class_statistics.split_statistics(update.tensors)[1]
+    form = strategy.variants()[0]
+    assert kind_statistics.rejection_reason(form, statistics, update.num_examples, model.manifest) == ""
+    np.testing.assert_array_equal(class_statistics.decode(statistics, (10, 64)).right, right[0])
 
 
 def test_without_a_head_in_closed_form_nothing_is_counted_and_as_much_is_held_out(model, digits, run):
-    asked = kind("full", hold_out=0.2)
-    made = kind_statistics.train(asked, model, digits, run())
-    assert made.tensors[RIGHT].shape == (0, 3)
-    assert made.num_examples == 240 - 48
-    found = class_statistics.split_statistics(made.tensors)[1]
-    assert kind_statistics.rejection_reason(asked, found, made.num_examples, model.manifest) == ""
-    assert not class_statistics.decode(found, (10, 64)).right.any()
-    older = {name: value for name, value in found.items() if name != RIGHT}
+    strategy = kind("full", hold_out=0.2)
+    update = kind_statistics.train(strategy, model, digits, run())
+    assert update.tensors[RIGHT].shape == (0, 3)
+    assert update.num_examples == 240 - 48
+    statistics = class_statistics.split_statistics(update.tensors)[1]
+    assert kind_statistics.rejection_reason(strategy, statistics, update.num_examples, model.manifest) == ""
+    assert not class_statistics.decode(statistics, (10, 64)).right.any()
+    older = {name: value for name, value in statistics.items() if name != RIGHT}
     assert not class_statistics.decode(older, (10, 64)).right.any()
-    accepted = kind_statistics.accepted(asked, model.manifest)
+    accepted = kind_statistics.accepted(strategy, model.manifest)
     assert RIGHT not in {spec.name for spec in class_statistics.expected_of(older, accepted)}
 
 
 @pytest.mark.parametrize("word", ["", "delta+half", "delta+int8+deflate"])
 def test_counts_come_exactly_by_every_codec(word, model, digits, run):
-    asked = kind("full", hold_out=0.2)
-    made = kind_statistics.train(asked, model, digits, replace(run(), aside=head_of(model.weights)))
+    strategy = kind("full", hold_out=0.2)
+    update = kind_statistics.train(strategy, model, digits, replace(run(), aside=head_of(model.weights)))
     base, codec = dict(model.weights), chain.codec_named(word)
-    body = codec.encode(made.tensors, base, {}).body
-    expected = kind_statistics.accepted(asked, model.manifest)
+    body = codec.encode(update.tensors, base, {}).body
+    expected = kind_statistics.accepted(strategy, model.manifest)
     assert len(body) <= codec.most_bytes(expected)
-    np.testing.assert_array_equal(codec.decode(body, base, expected)[RIGHT], made.tensors[RIGHT])
+    np.testing.assert_array_equal(codec.decode(body, base, expected)[RIGHT], update.tensors[RIGHT])
 
 
 def test_an_update_without_class_statistics_is_trained_on_all_samples(model, digits, run):
-    made = kind_statistics.train(
+    update = kind_statistics.train(
         kind_statistics.without_class_statistics(kind("full", hold_out=0.2)), model, digits, run()
     )
-    assert made.num_examples == 240
-    assert ROWS not in made.tensors
+    assert update.num_examples == 240
+    assert ROWS not in update.tensors
 
 
 @pytest.mark.parametrize("name", ["full", "few-shot", "class-means"])
@@ -181,8 +183,8 @@ def test_the_prediction_is_of_training_on_the_rest_and_a_pass_of_what_is_held_ou
 def test_counts_that_no_device_has_are_doubted(counts, why, model):
     counts = np.array(counts, np.int32).reshape(-1, 3)
     assert held_out.rejection_reason(counts, 0.2, 80) == why
-    known = Statistics.none(10, 64)
-    sent = {**class_statistics.encode(known, ClassStatistics()), RIGHT: counts}
+    statistics = Statistics.none(10, 64)
+    sent = {**class_statistics.encode(statistics, ClassStatistics()), RIGHT: counts}
     assert kind_statistics.rejection_reason(kind("full", hold_out=0.2), sent, 80, model.manifest) == why
 
 
@@ -196,17 +198,19 @@ def test_the_pool_keeps_the_counts_and_they_decay_as_the_statistics_do():
     """By hand as the pool's own test: gamma of the second round is 0.75."""
 
     def sent(n, counts):
-        known = class_statistics.measure_statistics(np.ones((n, 2), np.float32), np.zeros(n, np.int64), 2, 1)
-        return replace(known, right=np.array(counts, np.float64))
+        statistics = class_statistics.measure_statistics(
+            np.ones((n, 2), np.float32), np.zeros(n, np.int64), 2, 1
+        )
+        return replace(statistics, right=np.array(counts, np.float64))
 
     projection = Projection(2, 512, 0)
     pool = StatisticsPool.of({}, 2, projection).after(sent(2, [8, 4, 8]), {"low": np.ones(3)})
     pool = pool.after(sent(18, [10, 9, 1]), {"low": np.ones(3)})
     assert pool.statistics.right.tolist() == [16, 12, 7]
-    kept = decode(encode(pool.kept()))
-    assert StatisticsPool.of(kept, 2, projection).statistics.right.tolist() == [16, 12, 7]
-    del kept["right"]
-    older = StatisticsPool.of(kept, 2, projection)
+    memory = decode(encode(pool.kept()))
+    assert StatisticsPool.of(memory, 2, projection).statistics.right.tolist() == [16, 12, 7]
+    del memory["right"]
+    older = StatisticsPool.of(memory, 2, projection)
     assert older.statistics.right.tolist() == [0, 0, 0]
     assert older.samples == pool.samples
 
@@ -215,12 +219,12 @@ def played(model, digits, run, round_model, counts, carried=NOTHING_CARRIED, hol
     """A round of one device that says that so many held-out samples are right."""
     strategy = kind("full", hold_out=hold_out)
     folding = Folding({"full": strategy}, round_model, carried)
-    one = replace(run(), aside=dict(carried.aside))
-    made = kind_statistics.train(strategy, model, digits, one)
+    here = replace(run(), aside=dict(carried.aside))
+    update = kind_statistics.train(strategy, model, digits, here)
     if counts is not None:
-        made = replace(made, tensors={**made.tensors, RIGHT: np.array([counts], np.int32)})
-    rest, found = folding.parted(made)
-    folding.pool(found, None)
+        update = replace(update, tensors={**update.tensors, RIGHT: np.array([counts], np.int32)})
+    rest, statistics = folding.parted(update)
+    folding.pool(statistics, None)
     folding.add(rest, 1.0)
     return folding.merged()
 
@@ -244,13 +248,15 @@ def test_the_next_base_brings_the_head_in_closed_form_and_devices_say_which_is_s
 
 
 def test_counts_that_come_late_are_added_as_they_are(round_model):
-    one = closed_form.RoundStatistics(
+    pooling = closed_form.RoundStatistics(
         round_model.manifest, round_model.weights, ClassStatistics(hold_out=0.2)
     )
-    known = class_statistics.measure_statistics(np.ones((4, 64), np.float32), np.zeros(4, np.int64), 10, 1)
-    one.add(replace(known, right=np.array([5.0, 3, 2])), None)
-    one.add(replace(known, right=np.array([4.0, 0, 4])), Late(2, 7, 0.5, times=3.0))
-    assert one.closed({})[0].statistics.right.tolist() == [9, 3, 6]
+    statistics = class_statistics.measure_statistics(
+        np.ones((4, 64), np.float32), np.zeros(4, np.int64), 10, 1
+    )
+    pooling.add(replace(statistics, right=np.array([5.0, 3, 2])), None)
+    pooling.add(replace(statistics, right=np.array([4.0, 0, 4])), Late(2, 7, 0.5, times=3.0))
+    assert pooling.closed({})[0].statistics.right.tolist() == [9, 3, 6]
 
 
 def test_without_held_out_samples_nothing_is_sent_beside_the_base(model, digits, run, round_model):

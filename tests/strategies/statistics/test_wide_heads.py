@@ -49,9 +49,9 @@ def wide_round(round_model, wide):
 
 
 def kinds(**settings):
-    asked = ClassStatistics(**settings)
+    request = ClassStatistics(**settings)
     return {
-        name: kind_statistics.with_class_statistics(registry.make(name, own), asked)
+        name: kind_statistics.with_class_statistics(registry.make(name, own), request)
         for name, own in KINDS.items()
     }
 
@@ -59,16 +59,18 @@ def kinds(**settings):
 def test_updates_are_as_expected_believed_and_as_large_as_predicted(wide_model, digits, run):
     for numbers in ("float16", "int8"):
         strategy = kinds(numbers=numbers)["full"]
-        made = kind_statistics.train(strategy, wide_model, digits, run())
-        tensors.check(made.tensors, kind_statistics.expected(strategy, wide_model.manifest))
-        _, found = class_statistics.split_statistics(made.tensors)
-        assert found[ROWS].shape == (10, 10 + 512 * (2 if numbers == "float16" else 1))
-        assert found[MOMENTS].shape == (1, 512 * 513 // 2)
-        assert class_statistics.rejection_reason(found, 240, 2, (10, 512)) == ""
-        found[MOMENTS][:] = found[MOMENTS] / 2
-        assert "its class means alone make" in class_statistics.rejection_reason(found, 240, 2, (10, 512))
+        update = kind_statistics.train(strategy, wide_model, digits, run())
+        tensors.check(update.tensors, kind_statistics.expected(strategy, wide_model.manifest))
+        _, statistics = class_statistics.split_statistics(update.tensors)
+        assert statistics[ROWS].shape == (10, 10 + 512 * (2 if numbers == "float16" else 1))
+        assert statistics[MOMENTS].shape == (1, 512 * 513 // 2)
+        assert class_statistics.rejection_reason(statistics, 240, 2, (10, 512)) == ""
+        statistics[MOMENTS][:] = statistics[MOMENTS] / 2
+        assert "its class means alone make" in class_statistics.rejection_reason(
+            statistics, 240, 2, (10, 512)
+        )
         cost = kind_statistics.cost(strategy, workload(wide_model.manifest, digits.class_counts(10)), PROFILE)
-        assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)), rel=0.05)
+        assert cost.bytes_up == pytest.approx(len(tensors.encode(update.tensors)), rel=0.05)
 
 
 def parts(digits):
@@ -83,13 +85,13 @@ def parts(digits):
 def test_what_is_served_recognises_classes_of_which_means_alone_came(
     wide_model, wide_round, digits, run, settings
 ):
-    asked = kinds(**settings)
-    folding = Folding(asked, wide_round, CarriedState())
+    strategies = kinds(**settings)
+    folding = Folding(strategies, wide_round, CarriedState())
     for name, data in parts(digits).items():
-        made = kind_statistics.train(asked[name], wide_model, data, run(name))
-        update, sent = folding.parted(made)
+        result = kind_statistics.train(strategies[name], wide_model, data, run(name))
+        update, sent = folding.parted(result)
         folding.pool(sent, None)
-        folding.add(update, made.num_examples)
+        folding.add(update, result.num_examples)
     merged, odd = folding.merged()
     assert odd == ""
     assert merged.served["head.weight"].shape == (10, 640)
@@ -103,12 +105,12 @@ def test_what_is_served_recognises_classes_of_which_means_alone_came(
 
 
 def test_logits_are_those_of_the_discriminant_analysis_of_projected_features(wide_model, wide_round, digits):
-    asked = ClassStatistics(features=100)
-    projection, features = asked.projection(640), wide_model.features(digits.x)
+    request = ClassStatistics(features=100)
+    projection, features = request.projection(640), wide_model.features(digits.x)
     projected = projection.project(features)
-    known = class_statistics.measure_statistics(projected, digits.y, 10, 1)
-    weights, bias = closed_form.solve_head(known)
-    pool = closed_form.StatisticsPool.of({}, 10, projection).after(known, wide_round.weights)
+    statistics = class_statistics.measure_statistics(projected, digits.y, 10, 1)
+    weights, bias = closed_form.solve_head(statistics)
+    pool = closed_form.StatisticsPool.of({}, 10, projection).after(statistics, wide_round.weights)
     wide_model.load(pool.served(wide_round.weights, wide_round.manifest))
     expected = projected @ weights.T + bias
     np.testing.assert_allclose(wide_model.logits(digits.x), expected, atol=1e-3 * np.abs(expected).max())
@@ -125,10 +127,10 @@ def test_wide_features_fit_but_where_they_have_a_scale(wide):
 
 def test_a_pool_of_another_projection_is_begun_anew(wide_model, wide_round, digits):
     projection = ClassStatistics(features=100).projection(640)
-    known = class_statistics.measure_statistics(
+    statistics = class_statistics.measure_statistics(
         projection.project(wide_model.features(digits.x)), digits.y, 10, 1
     )
-    first = closed_form.StatisticsPool.of({}, 10, projection).after(known, wide_round.weights)
+    first = closed_form.StatisticsPool.of({}, 10, projection).after(statistics, wide_round.weights)
     assert closed_form.StatisticsPool.of(first.kept(), 10, projection).rounds == 1
     for other in (ClassStatistics(features=101), ClassStatistics(features=100, projection_seed=1)):
         assert closed_form.StatisticsPool.of(first.kept(), 10, other.projection(640)).rounds == 0

@@ -20,7 +20,7 @@ class Rows:
 
     width: int = 2
     statistics: Flat = field(default_factory=lambda: Flat([]))
-    seen: list[tuple[list[int], dict[str, np.ndarray]]] = field(default_factory=list)
+    batches: list[tuple[list[int], dict[str, np.ndarray]]] = field(default_factory=list)
 
     def __post_init__(self):
         extras = (Extra("each", (1,), True), Extra("all", (1,), False))
@@ -28,12 +28,12 @@ class Rows:
         self.manifest = SimpleNamespace(graphs=graphs)
 
     def trainer(self, tunable, objective, batch=0):
-        self.asked = (tunable, objective)
+        self.request = (tunable, objective)
         self.params, self.grads = (Flat([TensorSpec("w", (self.width,))]) for _ in range(2))
         return self
 
     def loss_and_grads(self, x, y, extras):
-        self.seen.append((y.tolist(), dict(extras)))
+        self.batches.append((y.tolist(), dict(extras)))
         self.statistics.vector += 1
         np.mean(x, axis=0, out=self.grads.vector)
         return float(y.mean())
@@ -51,7 +51,7 @@ def plan(**changes):
 def test_every_sample_is_seen_once_an_epoch_and_the_loss_is_of_the_last(run):
     model = Rows()
     trained = local_training.train(model, rows(5), plan(epochs=2, indices=np.arange(5)), run())
-    batches = [labels for labels, _ in model.seen]
+    batches = [labels for labels, _ in model.batches]
     assert [len(batch) for batch in batches] == [2, 2, 1] * 2
     for epoch in (batches[:3], batches[3:]):
         assert sorted(np.concatenate(epoch).tolist()) == [0, 1, 2, 3, 4]
@@ -73,8 +73,8 @@ def test_an_objective_gets_its_extras_for_the_samples_of_each_batch(run):
         return {"each": features[batch]}
 
     local_training.train(model, rows(), plan(tunable="head", objective="moon", extras=extras), run())
-    assert model.asked == ("head", "moon")
-    for labels, inputs in model.seen:
+    assert model.request == ("head", "moon")
+    for labels, inputs in model.batches:
         assert inputs["each"].ravel().tolist() == [10.0 * label for label in labels]
 
 
@@ -156,8 +156,8 @@ def test_extras_of_private_training_are_cut_by_row_where_they_have_rows(run):
 
     settings = plan(batch=4, tunable="head", objective="moon", extras=extras, privacy=private())
     local_training.train(model, rows(), settings, run())
-    assert [inputs["each"].shape for _, inputs in model.seen] == [(1, 1)] * 4
-    assert {inputs["all"].shape for _, inputs in model.seen} == {(1,)}
+    assert [inputs["each"].shape for _, inputs in model.batches] == [(1, 1)] * 4
+    assert {inputs["all"].shape for _, inputs in model.batches} == {(1,)}
 
 
 def test_training_holds_weights_gradients_and_momentum_and_nothing_else_of_their_size(run):
@@ -181,7 +181,7 @@ class Ticking(Rows):
     slow_from: int = 10**9
 
     def loss_and_grads(self, x, y, extras):
-        self.clock.now += 10.0 if len(self.seen) >= self.slow_from else 1.0
+        self.clock.now += 10.0 if len(self.batches) >= self.slow_from else 1.0
         return super().loss_and_grads(x, y, extras)
 
 
