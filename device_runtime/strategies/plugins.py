@@ -46,7 +46,7 @@ class Plugin:
     """The classes of this sort by name, own and shipped ones, as far as they are loaded."""
 
 
-def load(source: str) -> Any:
+def load_object(source: str) -> Any:
     """The object that a source names; its file is run once. Raises KindError, which says what is wrong."""
     where, _, name = absolute(source).rpartition(":")
     if not where or not name:

@@ -133,7 +133,7 @@ def test_the_own_term_draws_small_weights_to_zero():
 
 
 def test_the_own_policy_costs_less_energy_than_the_default():
-    load = plugins.load(f"{EXAMPLES / 'own_policy.py'}:Frugal")
+    load = plugins.load_object(f"{EXAMPLES / 'own_policy.py'}:Frugal")
     result = dr.simulate("phones", policies=["mixed", load], devices=8, rounds=2, progress=False, parallel=1)
     usual, frugal = (sum(line.energy_j for line in run.rounds) for run in result.runs)
     assert result.policies == ("mixed", "frugal")

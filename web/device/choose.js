@@ -10,15 +10,15 @@ import { make } from "./kinds/registry.js";
 /** @typedef {import("./cost.js").Profile} Profile */
 /** @typedef {import("./cost.js").Workload} Workload */
 /**
- * What masks change about a choice. `alone`: kinds that too few devices chose in the round before; one is chosen only if
- * no other kind fits. `bytesUp` gives the bytes on the wire of a masked update of a form; it throws MaskError for one
- * that cannot be masked.
- * @typedef {{alone: string[], bytesUp: (form: any) => number}} MaskedRound
+ * How updates of a round are sent, where that is not as their kinds say. `alone`: kinds that too few devices chose in the
+ * round before; one is chosen only if no other kind fits. `bytesUp` gives the bytes on the wire of an update of a form; it
+ * throws for one that cannot be sent so.
+ * @typedef {{alone: string[], bytesUp: (form: any) => number}} UploadTerms
  */
 
 /** Share of the time left that a plan may fill, as predictions are not exact. */
 export const MARGIN = 0.9;
-/** Why a kind is passed over in a round with masks (MaskedRound). */
+/** Why a kind is passed over (UploadTerms). */
 const ALONE = "was chosen by too few devices to be summed";
 
 /**
@@ -86,17 +86,17 @@ export class UpdateChoice {
  * several forms, the richest that fits. Class statistics are reduced if a form does not fit with them: first
  * without second moments, then of as many classes as fit, and without any if nothing fits with these.
  * @param {Profile} profile @param {any[]} kinds @param {Workload} workload @param {number} remainingS
- * @param {MaskedRound | null} [masked] of a round with masks @returns {UpdateChoice}
+ * @param {UploadTerms | null} [terms] null: each kind says how it is sent @returns {UpdateChoice}
  */
-export function choose(profile, kinds, workload, remainingS, masked = null) {
+export function choose(profile, kinds, workload, remainingS, terms = null) {
   const usableS = MARGIN * remainingS;
   const forms = kinds.flatMap((kind) => kind.variants());
-  const judgements = forms.map((form) => candidate(form, (variant) => judged({ profile, workload, usableS, masked }, variant)));
-  const candidates = masked ? inCompany(judgements, masked.alone) : judgements;
+  const judgements = forms.map((form) => candidate(form, (variant) => judged({ profile, workload, usableS, terms }, variant)));
+  const candidates = terms ? inCompany(judgements, terms.alone) : judgements;
   const chosen = candidates.find((option) => !option.misfits.length) ?? null;
   if (!chosen && kinds.some((kind) => kind.statistics)) {
     const plain = kinds.map(classStatistics.withoutClassStatistics);
-    if (plain.some((kind, place) => kind !== kinds[place])) return choose(profile, plain, workload, remainingS, masked);
+    if (plain.some((kind, place) => kind !== kinds[place])) return choose(profile, plain, workload, remainingS, terms);
   }
   return new UpdateChoice(chosen, candidates, verdict(profile, candidates, workload, usableS));
 }
@@ -162,15 +162,15 @@ function ofFewerClasses(whole, judge) {
 }
 
 /**
- * @param {{profile: Profile, workload: Workload, usableS: number, masked: MaskedRound | null}} at @param {any} form
+ * @param {{profile: Profile, workload: Workload, usableS: number, terms: UploadTerms | null}} at @param {any} form
  * @returns {Candidate}
  */
-function judged({ profile, workload, usableS, masked }, form) {
+function judged({ profile, workload, usableS, terms }, form) {
   const unfit = form.unfit(workload);
   if (unfit) return new Candidate(form, null, [unfit]);
   try {
     const clear = priced(form, workload, profile);
-    const cost = masked ? withUpload(clear, masked.bytesUp(form), profile) : clear;
+    const cost = terms ? withUpload(clear, terms.bytesUp(form), profile) : clear;
     const lacks = misfitReasons(cost, profile.memory, usableS);
     return new Candidate(form, cost, lacks, classStatistics.classCoverage(form, workload));
   } catch (error) {

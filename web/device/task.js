@@ -5,7 +5,7 @@ import { choose } from "./choose.js";
 import { DataError } from "./errors.js";
 import { MOST, judged } from "./judging.js";
 import { supportedKinds } from "./kinds/registry.js";
-import { maskedRound } from "./masking/masked_update.js";
+import { uploadTerms } from "./masking/masked_update.js";
 import { measured } from "./measuring.js";
 import { profileOf } from "./profile.js";
 import { RealWorker } from "./real_worker.js";
@@ -104,8 +104,8 @@ export class DeviceTask {
     try {
       await this.#remeasure(kinds, load, deadline - lostS() - clock());
       const { profile } = this;
-      const masked = offer.masks ? maskedRound(offer, this.manifest) : null;
-      const outcome = await perform(worker, profile, { kinds, masked, seed: offer.seed, deadline, lost: lostS, decided });
+      const terms = offer.masks ? uploadTerms(offer, this.manifest) : null;
+      const outcome = await perform(worker, profile, { kinds, terms, seed: offer.seed, deadline, lost: lostS, decided });
       await this.#learn(profile, outcome);
       return outcome;
     } finally {

@@ -23,8 +23,8 @@ export class ClosedWhilePaused extends OutOfTime {
  * @typedef {{plan: UpdateChoice, roomBytes: number, reasons: string[]}} Decision
  *
  * What the offer asks. `deadline` is on the device's own clock and includes the upload; `lost` gives the seconds that
- * the work has been paused. `masked`: of a round with masks.
- * @typedef {{kinds: any[], masked?: import("./choose.js").MaskedRound | null, seed: bigint, deadline: number, lost: () => number,
+ * the work has been paused. `terms`: as `choose` takes them.
+ * @typedef {{kinds: any[], terms?: import("./choose.js").UploadTerms | null, seed: bigint, deadline: number, lost: () => number,
  *   decided: (decision: Decision) => void}} Assignment
  *
  * Does an assignment. `train` returns the form that it was in the end, and the update; it throws OutOfTime,
@@ -56,7 +56,7 @@ export async function perform(worker, profile, assignment) {
   while (true) {
     const attempt = worker.clock();
     const leftS = assignment.deadline - assignment.lost() - attempt;
-    let plan = choose(profile, tried.kinds, worker.workload, leftS, assignment.masked);
+    let plan = choose(profile, tried.kinds, worker.workload, leftS, assignment.terms);
     const { chosen } = plan;
     const roomBytes = MARGIN * leftS * profile.bandwidth.up - (chosen?.cost?.bytesUp ?? 0);
     assignment.decided({ plan, roomBytes, reasons: [...plan.reasons, ...tried.gaveUp] });

@@ -7,7 +7,7 @@ import { Speed } from "../device/cost.js";
 import { rows, verdict } from "../device/explain.js";
 import { make } from "../device/kinds/registry.js";
 import { readManifest } from "../device/manifest.js";
-import { maskedRound } from "../device/masking/masked_update.js";
+import { uploadTerms } from "../device/masking/masked_update.js";
 import { corrected } from "../device/work.js";
 import { workload } from "../device/workload.js";
 import { vectors } from "./vectors.js";
@@ -44,7 +44,7 @@ const table = ({ profile, kinds, counts, remaining_s: remainingS, masks }) => {
     kinds.map(([name, settings]) => make(name, settings)),
     workload(manifest, counts).with({ downloadBytes: 0 }),
     remainingS,
-    masks && maskedRound(offer, manifest),
+    masks && uploadTerms(offer, manifest),
   );
 };
 

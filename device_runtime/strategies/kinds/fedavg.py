@@ -46,10 +46,10 @@ With the first, MobileNetV2 forgets in one round what it knew (`docs/kinds.md`).
 @dataclass(frozen=True)
 class FedAvg(
     TakesCodec,
-    PartialEpochs,
     Comparable,
     Summable,
     MergedAtSite,
+    PartialEpochs,
     trains_extractor=True,
     reveals="a change of weights: few samples can be reconstructed",
 ):

@@ -112,7 +112,7 @@ def register(part: P, source: str = "") -> P:
 def load(source: str) -> type[Any]:
     """Load and register a part: "mykinds.py:TopK" or "package.module:TopK". Raises KindError."""
     source = plugins.absolute(source)
-    part = plugins.load(source)
+    part = plugins.load_object(source)
     if not isinstance(part, type):
         raise KindError(f"{source} is no class")
     return register(part, source)

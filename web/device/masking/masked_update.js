@@ -37,10 +37,10 @@ export async function masked(update, form, { offer, base, manifest, device }, dr
 }
 
 /**
- * What the masks of an offer change about a choice. @param {any} offer with masks @param {Manifest} manifest
- * @returns {import("../choose.js").MaskedRound}
+ * How updates of an offer with masks are sent. @param {any} offer with masks @param {Manifest} manifest
+ * @returns {import("../choose.js").UploadTerms}
  */
-export function maskedRound(offer, manifest) {
+export function uploadTerms(offer, manifest) {
   const bytesUp = (/** @type {any} */ form) => {
     const { values, numbers } = layoutOf(asOffered(offer, form), manifest, new Map(), offer.masks);
     return 4 * values + 8 * numbers + ENVELOPE_BYTES;
