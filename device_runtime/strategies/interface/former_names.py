@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
@@ -23,7 +24,6 @@ from .capabilities import (
 )
 from .traits import Traits
 
-NEXT = "from the next release on"
 TRAITS = frozenset(field.name for field in fields(Traits))
 
 
@@ -77,7 +77,7 @@ class FormerName:
         for each in owner.__mro__:
             if self._name in vars(each) and vars(each)[self._name] is not self:
                 return _bound(vars(each)[self._name], kind, owner)
-        _warn(f"{owner.__qualname__}.{self._name} will be gone, {NEXT}", 2)
+        _warn(f"{owner.__qualname__}.{self._name} will be gone")
         return _bound(self._value, kind, owner)
 
 
@@ -93,21 +93,25 @@ class FormerNames:
         former = {name: body[name] for name in TRAITS & body.keys()}
         for name in sorted(former):
             keyword = f"class {cls.__name__}(.., {name}={former[name]!r})"
-            _warn(f"{cls.__qualname__}.{name}: write {keyword}, {NEXT}", 3)
+            _warn(f"{cls.__qualname__}.{name}: write {keyword}")
         super().__init_subclass__(**{**former, **traits})
         for capability in CAPABILITIES:
             names = [name for name in vars(capability) if name in body and not name.startswith("_")]
             if names and not issubclass(cls, capability):
                 derive = f"derive {cls.__name__} from {capability.__name__}"
                 does = "it will not be asked" if capability is FormerMethods else derive
-                _warn(f"{cls.__qualname__}.{names[0]}: {does}, {NEXT}", 3)
+                _warn(f"{cls.__qualname__}.{names[0]}: {does}")
                 cls.__bases__ = (capability, *cls.__bases__)
                 for name in NOT_INHERITED & vars(capability).keys() - body.keys():
                     setattr(cls, name, WITHOUT[name])
 
 
-def _warn(text: str, stacklevel: int) -> None:
-    warnings.warn(text, DeprecationWarning, stacklevel=stacklevel + 1)
+def _warn(text: str) -> None:
+    """Warns where the code that asked stands, past the classes of this folder and `abc`."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals["__name__"].startswith((f"{__package__}.", "abc")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"{text}, from the next release on", DeprecationWarning, stacklevel=level)
 
 
 def _trait(name: str) -> property:
