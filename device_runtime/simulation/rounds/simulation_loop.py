@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -47,6 +47,7 @@ class SimulationLoop(RoundPort):
         self._guard = ProgressGuard(task, len(names))
         self._seq = self._serial = 0
         self._looking = False
+        self._tick: Callable[[], None] = lambda: self._engine.feed(events.TimePassed(self._agenda.now))
 
     def run(self) -> None:
         """Runs all rounds. Raises SimulationError when the fleet cannot do them."""
@@ -92,23 +93,20 @@ class SimulationLoop(RoundPort):
             if self._agenda.now < when < inf:
                 self._agenda.at(when, self._tick)
 
-    def _tick(self) -> None:
-        self._engine.feed(events.TimePassed(self._agenda.now))
-
     def invite(self, command: events.Invite, state: RoundsState) -> tuple[str, ...]:
         """Asks as many of the wanted devices as can be found now, and others when they come."""
         flights = self._asking.ask(self._opening(), command.count)
         self._await(flights)
+
+        def look_again() -> None:
+            self._looking = False
+            self._engine.state = self._engine.state.but(due=True)  # as when a device comes online
+            self._tick()
+
         if len(flights) < command.count and not self._looking:
             self._looking = True
-            self._agenda.at(self._agenda.now + RETRY_S, self._look_again)
+            self._agenda.at(self._agenda.now + RETRY_S, look_again)
         return tuple(flight.device for flight in flights)
-
-    def _look_again(self) -> None:
-        """Tries again to fill the free places of the round, as when a device comes online."""
-        self._looking = False
-        self._engine.state = self._engine.state.but(due=True)
-        self._tick()
 
     def _opening(self) -> OpenedRound:
         """The open round; in a buffered run each device has a whole deadline from when it is asked."""
