@@ -164,11 +164,11 @@ def test_a_database_that_is_full_for_a_while(site, eventually, monkeypatch):
     real, left = Contributions.settle, [3]
 
     def settle(self):
-        self_kept = self._kept
+        batch = self._batch
         if left[0]:
             left[0] -= 1
-            self._kept, self._kept_keys = [], set()
-            raise RunFolderError(f"database or disk is full, {len(self_kept)} are not kept")
+            self.drop()
+            raise RunFolderError(f"database or disk is full, {len(batch)} are not kept")
         real(self)
 
     monkeypatch.setattr(Contributions, "settle", settle)
