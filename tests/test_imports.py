@@ -19,6 +19,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_the_floors_of_pyproject_hold() -> None:
     """import-linter, as in `make check`: what a folder may import. It silences the loggers of its process."""
-    command = [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"]
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"]
     linter = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert linter.returncode == 0, linter.stdout + linter.stderr
