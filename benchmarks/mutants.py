@@ -27,7 +27,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).parent.parent
 COPIED = ("device_runtime", "tests", "docs", "models", "profiles", "web/vectors")
 """What the tests of the machines read."""
-MACHINES = {"device": "device_runtime.device.", "aggregator": "device_runtime.aggregator.rounds."}
+MACHINES = {"device": "device_runtime.device.machine.", "aggregator": "device_runtime.aggregator.machine."}
 MISSED = (0, 33)
 """Exit codes of a mutant that passes its tests, and of one that no test reaches."""
 MUTMUT = shutil.which("mutmut", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
@@ -58,7 +58,7 @@ def tried(folder: Path, sample: int | None, seed: int) -> dict[str, int | None]:
     """The exit codes of all mutants, or of a sample of each machine's, by name."""
     if sample is None:
         return mutate(folder)
-    names = sorted(mutate(folder, f"{MACHINES['device']}machine.x_step__mutmut_1"))
+    names = sorted(mutate(folder, f"{MACHINES['device']}step.x_step__mutmut_1"))
     drawn = [
         name
         for start in MACHINES.values()

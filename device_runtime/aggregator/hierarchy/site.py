@@ -199,7 +199,7 @@ class Site:
         """Whether every device that is online has contributed to the open round or sits it out."""
         state = self._service.state
         answered = bool(state.answered or state.sat_out)
-        return answered and not state.waiting and self._ports.clock() >= state.settles_s
+        return answered and not state.waiting and self._ports.clock() >= state.settles_at
 
     def close_round(self) -> None:
         """Close the open round and merge its contributions."""

@@ -55,7 +55,7 @@ def forgotten(state: RoundsState, device: str) -> RoundsState:
         answered=state.answered.discard(device),
         sat_out=state.sat_out.discard(device),
         asked=state.asked.discard(device),
-        asked_s=state.asked_s.discard(device),
+        asked_at=state.asked_at.discard(device),
     )
 
 
@@ -159,8 +159,8 @@ def invited(state: RoundsState, event: Invited) -> RoundsState:
         if device in state.ready and _owes(state, device):
             waiting = waiting.insert(device)
     places = max(0, state.places - len(event.devices))
-    if isinstance(state.rules.closing, LearntDeadline) and event.now > state.opened_s:
-        state = state.but(asked_s=state.asked_s.update(dict.fromkeys(event.devices, event.now)))
+    if isinstance(state.rules.closing, LearntDeadline) and event.now > state.opened_at:
+        state = state.but(asked_at=state.asked_at.update(dict.fromkeys(event.devices, event.now)))
     state = _asked_now(state, event.devices, event.now)
     return state.but(asked=cohort, waiting=waiting, behind=behind, places=places)
 
@@ -169,7 +169,7 @@ def duration_measured(state: RoundsState, update: ContributionId, now: float) ->
     """Counts the time that a device needed from being asked to its contribution to the open round."""
     if not isinstance(state.rules.closing, LearntDeadline) or not state.measured:
         return state
-    seconds = now - state.asked_s.get(update.device, state.opened_s)
+    seconds = now - state.asked_at.get(update.device, state.opened_at)
     noted = state.noted.insert((update.device, update.kind), class_of(seconds))
     return _noted(state.but(noted=noted), class_of(seconds), 1)
 
@@ -181,11 +181,11 @@ def update_received(state: RoundsState, update: ContributionId, now: float) -> R
     came last. Nothing is known of rounds that opened before a restart of the aggregator. An update that is
     sent again changes nothing.
     """
-    device, opened_s = update.device, state.opened.get(update.round)
+    device, opened_at = update.device, state.opened.get(update.round)
     number, sent_s = state.delivered.get(device, (0, -inf))
-    if opened_s is None or update.round <= number:
+    if opened_at is None or update.round <= number:
         return state
-    seconds = now - max(opened_s, sent_s, state.asked_s.get(device, -inf))
+    seconds = now - max(opened_at, sent_s, state.asked_at.get(device, -inf))
     needs = state.rules.rank(update.kind, update.form), class_of(seconds), update.samples
     return state.but(
         needs=state.needs.insert(device, needs),
@@ -213,7 +213,7 @@ def _asked_now(state: RoundsState, devices: Iterable[str], now: float) -> Rounds
     """Records when devices were asked, where rounds wait for the fast."""
     if not isinstance(state.rules.closing, FastDevices):
         return state
-    return state.but(asked_s=state.asked_s.update(dict.fromkeys(devices, now)))
+    return state.but(asked_at=state.asked_at.update(dict.fromkeys(devices, now)))
 
 
 def round_closed(state: RoundsState) -> RoundsState:
@@ -260,7 +260,7 @@ def overdue(state: RoundsState) -> RoundsState:
 def extended(state: RoundsState, now: float) -> RoundsState:
     """Restarts the deadline. Devices that sat out are asked again; with cohorts, others are drawn."""
     size = state.rules.cohort(state.round)
-    state = state.but(closes_s=now + state.deadline_s(state.round))
+    state = state.but(closes_at=now + state.deadline_s(state.round))
     again = [device for device in state.sat_out if device not in state.answered]
     if size is None:
         waiting = state.waiting.update(device for device in again if device in state.ready)
@@ -274,14 +274,14 @@ def extended(state: RoundsState, now: float) -> RoundsState:
 
 def round_opened(state: RoundsState, now: float) -> RoundsState:
     """Opens the next round: all ready devices are asked; with cohorts none yet."""
-    closes_s = now + state.deadline_s(state.round + 1)
-    state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
+    closes_at = now + state.deadline_s(state.round + 1)
+    state = state.but(phase="collect", round=state.round + 1, opened_at=now, closes_at=closes_at)
     state = state.but(contributions=0, counted=HashTrieMap(), answered=HashTrieSet(), sat_out=HashTrieSet())
     state = state.but(had=0, fruitless=0, newest=HashTrieMap())
     if isinstance(state.rules.closing, FastDevices):
         state = _opened(state, now)
     else:
-        state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap())
+        state = state.but(asked_at=HashTrieMap(), durations=HashTrieMap())
     state = state.but(noted=HashTrieMap(), measured=True)
     size = state.rules.cohort(state.round)
     if size is None:
@@ -301,7 +301,7 @@ def _opened(state: RoundsState, now: float) -> RoundsState:
         opened = opened.discard(number)
     if state.round > 1:
         opened = opened.insert(state.round, now)
-    return state.but(opened=opened, fast_s=now + state.closing_s(state.round))
+    return state.but(opened=opened, fast_at=now + state.closing_s(state.round))
 
 
 def _still_asked(state: RoundsState, behind: HashTrieMap[str, float]) -> HashTrieMap[str, int]:

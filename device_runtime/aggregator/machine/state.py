@@ -148,10 +148,10 @@ class RoundsState:
     rules: Rules
     phase: Phase = "wait"
     round: int = 0
-    opened_s: float = 0.0
-    closes_s: float = 0.0
+    opened_at: float = 0.0
+    closes_at: float = 0.0
     """When the open round's deadline ends, or that of the mask helpers while the round is unmasked."""
-    settles_s: float = 0.0
+    settles_at: float = 0.0
     contributions: int = 0
     counted: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     """The number of contributions of each device that were accepted in this round.
@@ -192,7 +192,7 @@ class RoundsState:
     """Whether a device to ask, or a free place, may have appeared since the last draw."""
     retries_s: float = inf
     """When to draw again in any case."""
-    asked_s: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
+    asked_at: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
     """When devices were asked.
 
     Where deadlines are learnt: only devices of a cohort that were not asked when the round opened. Where
@@ -204,7 +204,7 @@ class RoundsState:
     Where deadlines are learnt: the number of devices in each class in this round. Where rounds wait for the
     fast: the samples of devices that sent the richest updates, as of when the last round closed.
     """
-    fast_s: float = inf
+    fast_at: float = inf
     """Where rounds wait for the fast: when this round closes if enough have contributed; inf: not known."""
     opened: HashTrieMap[int, float] = field(default_factory=HashTrieMap)
     """Where rounds wait for the fast: when each round opened whose updates may still come, except round 1."""
@@ -286,7 +286,7 @@ class RoundsState:
             return 0.0
         if isinstance(self.rules.closing, FullBuffer):
             return self.rules.deadline_s(self.round)
-        return max(0.0, self.closes_s - now)
+        return max(0.0, self.closes_at - now)
 
     def but(self, **changes: Any) -> RoundsState:
         """The state with these fields changed; takes a tenth of the time of dataclasses.replace."""

@@ -72,7 +72,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
     """
     if saved is None:
         return RoundsState(rules), ()
-    state = RoundsState(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
+    state = RoundsState(rules, round=saved.round, opened_at=now, settles_at=now + SETTLE_S)
     state = state.but(paces=saved.paces, progress=saved.progress, given_up=saved.given_up)
     state = participation.remembered(state.but(asked=HashTrieMap(saved.asked)), saved)
     if saved.phase == "closed":
@@ -92,10 +92,10 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
             had=sum(saved.counted.values()),
             fruitless=saved.fruitless,
         )
-        opened = opened.but(closes_s=now + opened.deadline_s(opened.round))
+        opened = opened.but(closes_at=now + opened.deadline_s(opened.round))
         return opened, (Announce(saved.round, again=True),)
     if saved.phase == "unmask":
-        state = state.but(closes_s=now + rules.round_deadline_s, fruitless=saved.fruitless)
+        state = state.but(closes_at=now + rules.round_deadline_s, fruitless=saved.fruitless)
     return state.but(phase=saved.phase), (DoPhase(saved.phase, saved.round),)
 
 
@@ -128,7 +128,7 @@ def step(state: RoundsState, event: Event) -> Result:
         case PhaseDone():
             state, commands = _phase_done(state, event)
         case SumAnswered() if state.phase == "unmask":
-            state = state.but(fruitless=0, closes_s=event.now + state.rules.round_deadline_s)
+            state = state.but(fruitless=0, closes_at=event.now + state.rules.round_deadline_s)
         case Give():
             state, commands = _given(state, event)
         case Close() if state.phase == "collect":
@@ -206,7 +206,7 @@ def _verdict(state: RoundsState, event: Announced | Validated) -> Reply:
     if status != "accepted" or not state.full:
         return Reply(event.update, status, reason)
     reason = f"round {state.round} has {state.contributions} contributions, as many as it takes"
-    retry_s = min(max(state.closes_s - event.now, RETRY_S), MAX_RETRY_S)
+    retry_s = min(max(state.closes_at - event.now, RETRY_S), MAX_RETRY_S)
     return Reply(event.update, "refused", reason, ceil(retry_s))
 
 
@@ -268,7 +268,7 @@ def _collected(
     phase: WorkPhase = "merge"
     if state.rules.masked:
         phase = "unmask"
-        state = state.but(fruitless=0, closes_s=now + state.rules.round_deadline_s)
+        state = state.but(fruitless=0, closes_at=now + state.rules.round_deadline_s)
     return state.but(phase=phase), (DoPhase(phase, state.round, durations, early),)
 
 
@@ -285,11 +285,11 @@ def _advance(state: RoundsState, now: float) -> Result:
     """Applies what time and presence alone cause: a round opens, closes, or is extended."""
     if state.phase == "wait" and not state.rules.given and len(state.ready) >= state.rules.min_devices:
         return _next(state, now)
-    if state.phase == "unmask" and now >= state.closes_s:
+    if state.phase == "unmask" and now >= state.closes_at:
         return _helpers_overdue(state, now)
     if state.phase != "collect":
         return state, ()
-    overdue = now >= state.closes_s
+    overdue = now >= state.closes_at
     if overdue:
         state = participation.overdue(state)
     if _complete(state, now, overdue):
@@ -307,7 +307,7 @@ def _helpers_overdue(state: RoundsState, now: float) -> Result:
     rules, deadlines = state.rules, state.fruitless + 1
     if rules.max_extensions and not rules.given and deadlines >= rules.max_extensions:
         return state.but(phase="given up"), (GiveUpSums(state.round, deadlines, rules.round_deadline_s),)
-    state = state.but(fruitless=deadlines, closes_s=now + rules.round_deadline_s)
+    state = state.but(fruitless=deadlines, closes_at=now + rules.round_deadline_s)
     return state, (AwaitHelpers(state.round, deadlines, rules.round_deadline_s),)
 
 
@@ -343,8 +343,8 @@ def _complete(state: RoundsState, now: float, overdue: bool) -> bool:
         case AllDevices() | FastDevices() | LearntDeadline():
             if overdue or not enough:
                 return enough
-            if now < state.settles_s or now >= state.fast_s:
-                return now >= state.settles_s
+            if now < state.settles_at or now >= state.fast_at:
+                return now >= state.settles_at
             somebody = bool(state.ready) and bool(state.answered or state.sat_out)
             return somebody and not _at_work(state)
 
@@ -355,15 +355,15 @@ def _at_work(state: RoundsState) -> int:
     Where rounds wait for the fast, devices at work on an earlier round are included: if the round closed too
     soon, their updates would be too late to count.
     """
-    return len(state.waiting) + (len(state.behind) if state.fast_s < inf else 0)
+    return len(state.waiting) + (len(state.behind) if state.fast_at < inf else 0)
 
 
 def _closed_early(state: RoundsState, now: float) -> str:
     """A note that the round closed before all devices were done; empty where it did not."""
     at_work = _at_work(state)
-    if now < state.fast_s or not at_work:
+    if now < state.fast_at or not at_work:
         return ""
-    return f"closed at {now - state.opened_s:.3g} s, when the fast were done; {at_work} at work"
+    return f"closed at {now - state.opened_at:.3g} s, when the fast were done; {at_work} at work"
 
 
 def _invite(state: RoundsState, now: float) -> Result:
@@ -372,7 +372,7 @@ def _invite(state: RoundsState, now: float) -> Result:
     After a restart it waits until presence is known (SETTLE_S).
     """
     size = state.rules.cohort(state.round)
-    if size is None or state.phase != "collect" or now < state.settles_s:
+    if size is None or state.phase != "collect" or now < state.settles_at:
         return state, ()
     places, retries_s = state.places, inf
     if isinstance(state.rules.closing, FullBuffer):

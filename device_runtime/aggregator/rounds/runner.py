@@ -172,7 +172,7 @@ class RoundCommands:
         self._ports.tell(SumsAwaited(state.round, waiting, self.sums.missing, state.fruitless, left))
 
     def publish(self, number: int, state: RoundsState) -> tuple[float, Progress | None]:
-        traffic, duration_s = self._traffic.all(), self._ports.clock() - state.opened_s
+        traffic, duration_s = self._traffic.all(), self._ports.clock() - state.opened_at
         self._ports.tell(self.phases.publish(number, traffic, duration_s))
         figures = self._rounds.store.rounds.figures(number)
         score = score_of(self._rounds.task.stop_metric, figures.eval_acc, figures.eval_loss)

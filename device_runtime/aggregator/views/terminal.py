@@ -77,7 +77,7 @@ class TerminalView:
             return Group(*parts)
 
     def _header(self, state: TerminalState) -> str:
-        left = max(0.0, state.closes_s - time.monotonic())
+        left = max(0.0, state.closes_at - time.monotonic())
         parts = [state.title, f"round {state.round} of {state.rounds}"]
         if state.round and state.note != "finished":
             parts.append(f"{left:.0f} s left")

@@ -41,12 +41,12 @@ class DeviceRow:
 
 @dataclass
 class TerminalState:
-    """The state of the display. `closes_s` is by the same clock as `now` of `take`."""
+    """The state of the display. `closes_at` is by the same clock as `now` of `take`."""
 
     title: str = ""
     rounds: int = 0
     round: int = 0
-    closes_s: float = 0.0
+    closes_at: float = 0.0
     note: str = "waiting for devices"
     devices: dict[str, DeviceRow] = field(default_factory=dict)
     closed: list[RoundClosed] = field(default_factory=list)
@@ -57,12 +57,12 @@ class TerminalState:
             case Started():
                 self._start(event)
             case RoundOpened():
-                self.round, self.closes_s = event.round, now + event.deadline_s
+                self.round, self.closes_at = event.round, now + event.deadline_s
                 self.note = "resumed" if event.again else ""
                 for name, row in self.devices.items():
                     self.devices[name] = replace(row, sent=False)
             case RoundExtended():
-                self.closes_s = now + event.deadline_s
+                self.closes_at = now + event.deadline_s
                 counted = f"{event.contributions} of {event.needed} contributions"
                 self.note = f"extended: {counted}{event.outlook}"
             case SumsAwaited():

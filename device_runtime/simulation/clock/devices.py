@@ -125,7 +125,7 @@ class FleetState:
             conditions = replace(conditions, ledger=state.ledger, like=state.like)
         line = timeline(profile, self.loads(device), conditions)
         state.ledger, state.like = line.ledger, _known_of(state.like, line, conditions)
-        self._free_s[device] = line.back_s
+        self._free_s[device] = line.back_at
         if battery is not None:
             state.charge_j -= line.energy_j
         if line.fate == "crashed":
@@ -166,7 +166,7 @@ def _known_of(like: AnyStrategy | None, line: Timeline, conditions: AskCondition
     None after a late contribution, and after a device was offline for a while and says hello again.
     """
     chosen = line.outcome.plan.chosen
-    if line.gaps or line.ends_s > conditions.closes_s:
+    if line.gaps or line.ends_at > conditions.closes_at:
         return None
     return like if chosen is None else chosen.strategy
 

@@ -48,7 +48,7 @@ class OpenedRound:
 
     round: int
     now: float
-    closes_s: float
+    closes_at: float
     latest: Mapping[str, int]
     serial: int
 
@@ -141,7 +141,7 @@ class DeviceSampler:
             own_bases = bases.fetched(1, MAIN, own_bases)
         conditions = AskConditions(
             now=opening.now,
-            closes_s=opening.closes_s,
+            closes_at=opening.closes_at,
             down_bytes=lambda member: bases.to_fetch(number, member, own_bases),
             kinds=self._offered(number, fleet.members(device)),
             draws=draws,

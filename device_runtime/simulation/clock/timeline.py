@@ -118,7 +118,7 @@ NO_INCIDENTS = RoundDraws()
 
 @dataclass(frozen=True)
 class AskConditions:
-    """The circumstances in which a device is asked at `now`; `closes_s` is the deadline.
+    """The circumstances in which a device is asked at `now`; `closes_at` is the deadline.
 
     down_bytes: gives the bytes that it must fetch before it trains this member of the family ("": the main
     model).
@@ -134,7 +134,7 @@ class AskConditions:
     """
 
     now: float
-    closes_s: float
+    closes_at: float
     down_bytes: Callable[[str], int]
     kinds: tuple[AnyStrategy, ...]
     draws: RoundDraws = NO_INCIDENTS
@@ -156,8 +156,8 @@ class Timeline:
 
     member: the model that it fetched, completely if `fetched`.
     straggler: whether it is a straggler for this task.
-    ends_s: when the update arrives or is lost, or the device reports that it sits out.
-    back_s: when the device can be asked again.
+    ends_at: when the update arrives or is lost, or the device reports that it sits out.
+    back_at: when the device can be asked again.
     gaps: when it cannot be reached, (from, to).
     busy, bytes, joules, operations: what was really spent; `prefetched_bytes`, a part of `bytes_down`, before
     it was asked.
@@ -166,8 +166,8 @@ class Timeline:
     outcome: WorkOutcome
     fate: LostReason | None
     began_s: float
-    ends_s: float
-    back_s: float
+    ends_at: float
+    back_at: float
     gaps: tuple[tuple[float, float], ...]
     busy: BusySeconds
     bytes_down: int
@@ -184,7 +184,7 @@ class Timeline:
     def until(self, now: float) -> Timeline:
         """The timeline with only what was spent until `now`; pauses are spread evenly over the work."""
         whole = self.busy
-        spent = whole.first(_ratio(now - self.began_s, self.ends_s - self.began_s))
+        spent = whole.first(_ratio(now - self.began_s, self.ends_at - self.began_s))
         waiting_s = whole.download_s - spent.download_s + whole.upload_s - spent.upload_s
         saved_j = waiting_s * self.power.idle_w + (whole.compute_s - spent.compute_s) * self.power.load_w
         fetched = self.bytes_down - self.prefetched_bytes
@@ -213,7 +213,7 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
             profile,
             terms.kinds,
             loads,
-            terms.closes_s - terms.now,
+            terms.closes_at - terms.now,
             lambda form: privacy_refusal(terms.ledger, form, samples),
             policy=terms.policy,
             upload_terms=terms.upload_terms,
@@ -224,7 +224,7 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
     download_s = terms.latency_s + down_bytes / (profile.bandwidth.down * draws.downlink)
     worker = VirtualWorker(profile, here, terms.now + download_s, draws.slowdown, terms.ledger)
     assignment = Assignment(
-        terms.kinds, 0, terms.closes_s, policy=terms.policy, upload_terms=terms.upload_terms
+        terms.kinds, 0, terms.closes_at, policy=terms.policy, upload_terms=terms.upload_terms
     )
     outcome = train_richest(worker, profile, assignment)
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
@@ -239,13 +239,13 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
     whole = busy = BusySeconds(download_s, outcome.train_time_s, upload_s)
     share = min(1.0 if isnan(draws.crash) else draws.crash, _powered(whole, power, terms))
     course = InterruptedWork(terms.now, terms.until, terms.back, draws.drop, draws.away_s)
-    ends_s = back_s = course.moment(whole, share)
+    ends_at = back_at = course.moment(whole, share)
     fate: LostReason | None = "sat out" if chosen is None else None
-    if ends_s == inf:
-        fate, ends_s, share = "dropped out", course.gaps[-1][0], course.share_done(whole)
+    if ends_at == inf:
+        fate, ends_at, share = "dropped out", course.gaps[-1][0], course.share_done(whole)
     elif share < 1.0:
-        fate, back_s = "crashed", terms.back(ends_s + draws.away_s)
-        course.gaps.append((ends_s, back_s))
+        fate, back_at = "crashed", terms.back(ends_at + draws.away_s)
+        course.gaps.append((ends_at, back_at))
     if share < 1.0:
         busy = whole.first(share)
     came_down = _part(down_bytes, busy.download_s, whole.download_s)
@@ -254,8 +254,8 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
         outcome,
         fate,
         terms.now,
-        ends_s,
-        back_s,
+        ends_at,
+        back_at,
         tuple(course.gaps),
         busy,
         bytes_down=terms.prefetched_bytes + came_down,

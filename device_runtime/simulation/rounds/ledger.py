@@ -91,7 +91,7 @@ class RunLedger:
             fate=fate,
             straggler=line.straggler,
             asked_s=flight.asked_s,
-            ended_s=min(now, line.ends_s),
+            ended_s=min(now, line.ends_at),
             download_s=line.busy.download_s,
             compute_s=line.busy.compute_s,
             upload_s=line.busy.upload_s,

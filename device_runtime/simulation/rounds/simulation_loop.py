@@ -89,7 +89,7 @@ class SimulationLoop(RoundPort):
     def _set_deadline(self, state: RoundsState) -> None:
         """Schedules the deadline of a round that was opened or extended."""
         self._serial += 1
-        for when in (state.closes_s, state.fast_s):
+        for when in (state.closes_at, state.fast_at):
             if self._agenda.now < when < inf:
                 self._agenda.at(when, self._tick)
 
@@ -112,8 +112,8 @@ class SimulationLoop(RoundPort):
         """The open round; in a buffered run each device has a whole deadline from when it is asked."""
         now, state = self._agenda.now, self._engine.state
         buffered = isinstance(state.rules.closing, FullBuffer)
-        closes_s = now + state.rules.deadline_s(state.round) if buffered else state.closes_s
-        return OpenedRound(state.round, now, closes_s, state.asked, self._serial)
+        closes_at = now + state.rules.deadline_s(state.round) if buffered else state.closes_at
+        return OpenedRound(state.round, now, closes_at, state.asked, self._serial)
 
     def _await(self, flights: Sequence[PendingUpdate]) -> None:
         """Schedules when each device answers or is lost, and when it goes offline and comes back."""
@@ -126,14 +126,14 @@ class SimulationLoop(RoundPort):
                 flight.device, flight.round, flight.kind, 0, self._seq, flight.samples, form
             )
             self._flights[update] = flight
-            self._agenda.at(line.ends_s, partial(self._end, update))
+            self._agenda.at(line.ends_at, partial(self._end, update))
             for begin, end in line.gaps:
                 if begin + WILL_S < end:
                     self._agenda.at(begin + WILL_S, partial(self._presence, flight.device, False))
                     if end < inf:
                         self._agenda.at(end, partial(self._presence, flight.device, True))
-            if line.fate == "crashed" and line.back_s < inf:
-                self._agenda.at(line.back_s, partial(self._restart, flight))
+            if line.fate == "crashed" and line.back_at < inf:
+                self._agenda.at(line.back_at, partial(self._restart, flight))
 
     def _end(self, update: events.ContributionId) -> None:
         """Ends the part of a device: its update arrives, or it sits out or is lost."""

@@ -182,7 +182,7 @@ class RandomRun:
 
     def tick(self):
         before = self.state
-        overdue = before.phase == "collect" and self.now >= before.closes_s
+        overdue = before.phase == "collect" and self.now >= before.closes_at
         if overdue:
             self.plain.deadline_passed()
         if self.random.random() < 0.5:
@@ -242,7 +242,7 @@ class RandomRun:
             self.plain.forgotten(device)
             self.feed(ev.Forgotten(self.now, device))
             state = self.state
-            assert not any(device in book for book in (state.needs, state.delivered, state.asked_s))
+            assert not any(device in book for book in (state.needs, state.delivered, state.asked_at))
 
     def restart(self):
         """Another process goes on with what is on the disk; content that was coming is lost."""
@@ -285,7 +285,7 @@ class RandomRun:
             self.plain.opened(command.round, self.now)
             state = self.state
             assert (state.measured, dict(state.noted)) == (True, {})
-            assert isinstance(self.rules.closing, FastDevices) or not (state.durations or state.asked_s)
+            assert isinstance(self.rules.closing, FastDevices) or not (state.durations or state.asked_at)
             self.missing = self.rules.cohort(command.round) or 0
         elif isinstance(command, ev.Extend):
             self.plain.extended(self.now)
@@ -373,7 +373,7 @@ class RandomRun:
         state = self.state
         if isinstance(self.rules.closing, FullBuffer) and self.now < state.retries_s:
             return
-        if state.phase == "collect" and not self.plain.everyone and self.now >= state.settles_s:
+        if state.phase == "collect" and not self.plain.everyone and self.now >= state.settles_at:
             assert self.places() <= 0 or not self.free()
 
     def check_phase(self, before, overdue):
@@ -383,12 +383,12 @@ class RandomRun:
             return
         buffered = isinstance(rules.closing, FullBuffer)
         full = buffered and rules.closing.size <= devices
-        at_work = self.plain.waiting | (set(self.plain.behind) if before.fast_s < inf else set())
+        at_work = self.plain.waiting | (set(self.plain.behind) if before.fast_at < inf else set())
         all_done = bool(self.plain.ready) and bool(self.plain.answered | self.plain.sat_out) and not at_work
-        done = not buffered and self.now >= before.settles_s and (all_done or self.now >= before.fast_s)
+        done = not buffered and self.now >= before.settles_at and (all_done or self.now >= before.fast_at)
         closes = full or (devices >= rules.min_contributions and (overdue or done))
         assert (state.phase == ("unmask" if rules.masked else "merge")) == closes
         if not closes:
-            assert state.closes_s == (
-                self.now + state.deadline_s(state.round) if overdue else before.closes_s
+            assert state.closes_at == (
+                self.now + state.deadline_s(state.round) if overdue else before.closes_at
             )

@@ -34,7 +34,7 @@ def test_kinds_whose_round_must_be_their_own_never_count_in_a_later_one():
 
 
 def test_a_device_has_the_rest_of_the_round_and_in_a_buffered_run_a_whole_deadline():
-    state = RoundsState(Rules(9, 10.0, untimed_rounds=1), "collect", round=2, closes_s=30.0)
+    state = RoundsState(Rules(9, 10.0, untimed_rounds=1), "collect", round=2, closes_at=30.0)
     assert [state.remaining_s(now) for now in (20.5, 29.5, 31.0)] == [9.5, 0.5, 0.0]
     assert replace(state, phase="merge").remaining_s(20.5) == 0.0
     assert replace(state, rules=replace(state.rules, closing=FullBuffer(1))).remaining_s(29.0) == 10.0

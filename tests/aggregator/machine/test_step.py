@@ -75,7 +75,7 @@ def test_round_one_waits_for_the_devices_asked_for():
     state, commands = play(RoundsState(replace(RULES, min_devices=2)), *online("a"), TimePassed(100.0))
     assert (state.phase, commands) == ("wait", [])
     state, commands = play(state, *online("b", now=101.0))
-    assert (state.phase, state.round, state.closes_s) == ("collect", 1, 111.0)
+    assert (state.phase, state.round, state.closes_at) == ("collect", 1, 111.0)
     assert commands == [Announce(1)]
 
 
@@ -95,7 +95,7 @@ def test_a_round_goes_through_its_phases_and_the_next_one_opens():
         DoPhase("publish", 1),
         Announce(2),
     ]
-    assert (state.phase, state.round, state.closes_s, state.contributions) == ("collect", 2, 14.0, 0)
+    assert (state.phase, state.round, state.closes_at, state.contributions) == ("collect", 2, 14.0, 0)
 
 
 def test_after_the_last_round_the_task_is_done():
@@ -154,7 +154,7 @@ def test_a_deadline_with_too_few_contributions_is_extended_and_says_so():
     rules = replace(RULES, min_contributions=2)
     state, commands = play(collecting("a", "b", "c", rules=rules), believed("a"), TimePassed(10.0))
     assert commands[-1] == Extend(1, 1)
-    assert (state.phase, state.closes_s) == ("collect", 20.0)
+    assert (state.phase, state.closes_at) == ("collect", 20.0)
     state, commands = play(state, believed("b", now=12.0), TimePassed(20.0))
     assert commands[-1] == DoPhase("merge", 1)
 
@@ -359,7 +359,7 @@ def test_a_crash_costs_no_device_its_round():
     saved = Saved(1, "collect", counted={"a": 1}, answered=frozenset({"a"}))
     state, commands = machine.resume(RULES, saved, 500.0)
     assert commands == (Announce(1, again=True),)
-    assert (state.contributions, state.closes_s) == (1, 510.0)
+    assert (state.contributions, state.closes_at) == (1, 510.0)
 
 
 def test_after_a_restart_nobody_is_forgotten_because_another_is_heard_first():
@@ -391,20 +391,20 @@ def test_a_new_run_waits():
 @pytest.mark.parametrize("phase", ["merge", "evaluate", "publish"])
 def test_a_round_that_was_closing_when_the_aggregator_ended_lasted_since_the_restart(phase):
     state, _ = machine.resume(RULES, Saved(2, phase), 5000.0)
-    assert state.opened_s == 5000.0
+    assert state.opened_at == 5000.0
 
 
 def test_a_device_that_lets_two_deadlines_pass_in_silence_is_not_waited_for_until_it_is_heard():
     state, _ = play(RoundsState(replace(RULES, rounds=9)), *online("a", "ghost"))
     for number in (1, 2):
-        now = state.opened_s + 1.0
+        now = state.opened_at + 1.0
         state, commands = play(state, believed("a", now, number))
         assert DoPhase("merge", number) not in commands  # the ghost is waited for, to the deadline
-        state, _ = play(state, TimePassed(state.closes_s), *end_of_work(state.closes_s))
-    state, commands = play(state, believed("a", state.opened_s + 1.0, 3))
+        state, _ = play(state, TimePassed(state.closes_at), *end_of_work(state.closes_at))
+    state, commands = play(state, believed("a", state.opened_at + 1.0, 3))
     assert DoPhase("merge", 3) in commands
-    state, _ = play(state, *end_of_work(state.opened_s + 1.0))
-    announcement = Announced(state.opened_s, update("ghost", 3))
+    state, _ = play(state, *end_of_work(state.opened_at + 1.0))
+    announcement = Announced(state.opened_at, update("ghost", 3))
     state, _ = play(state, announcement)
     assert state.ready == {"a", "ghost"}
 
@@ -412,9 +412,9 @@ def test_a_device_that_lets_two_deadlines_pass_in_silence_is_not_waited_for_unti
 def test_a_device_that_sits_out_is_not_silent():
     state, _ = play(RoundsState(replace(RULES, rounds=9)), *online("a", "b"))
     for number in (1, 2, 3):
-        planned = Planned(state.opened_s + 0.5, "b", number, "")
-        state, _ = play(state, planned, believed("a", state.opened_s + 1.0, number))
-        state, _ = play(state, *end_of_work(state.opened_s + 1.0))
+        planned = Planned(state.opened_at + 0.5, "b", number, "")
+        state, _ = play(state, planned, believed("a", state.opened_at + 1.0, number))
+        state, _ = play(state, *end_of_work(state.opened_at + 1.0))
     assert state.devices["b"].silences == 0
 
 
@@ -538,7 +538,7 @@ def test_a_masked_round_is_unmasked_before_it_is_merged():
 
 def test_a_masked_round_that_is_closed_from_outside_is_unmasked_too():
     state, commands = play(collecting("a", "b", rules=MASKED), believed("a"), Close(3))
-    assert (state.phase, state.closes_s, commands[-1]) == ("unmask", 13, DoPhase("unmask", 1))
+    assert (state.phase, state.closes_at, commands[-1]) == ("unmask", 13, DoPhase("unmask", 1))
     assert play(state, Close(4)) == (state, [])
 
 
@@ -552,7 +552,7 @@ def test_helpers_are_waited_for_deadline_after_deadline_then_the_run_is_given_up
 
 def test_an_answer_begins_the_count_of_deadlines_anew():
     state, commands = play(unmasking(), TimePassed(11), TimePassed(21), SumAnswered(30), TimePassed(39))
-    assert (state.fruitless, state.closes_s, len(commands)) == (0, 40, 2)
+    assert (state.fruitless, state.closes_at, len(commands)) == (0, 40, 2)
     state, commands = play(state, TimePassed(40))
     assert commands == [AwaitHelpers(1, 1, 10.0)]
 
@@ -569,12 +569,12 @@ def test_deadlines_that_devices_missed_do_not_count_against_helpers():
     state, _ = play(collecting("a", "b", rules=rules), TimePassed(10))
     assert state.fruitless == 1
     state, _ = play(state, *online("a", "b", now=21), believed("a", 21), believed("b", 22))
-    assert (state.phase, state.fruitless, state.closes_s) == ("unmask", 0, 32)
+    assert (state.phase, state.fruitless, state.closes_at) == ("unmask", 0, 32)
 
 
 def test_a_round_that_a_crash_interrupted_while_unmasked_is_unmasked_again():
     state, commands = machine.resume(MASKED, Saved(1, "unmask", {"a": 1}, fruitless=1), 50.0)
-    assert (state.phase, state.closes_s, commands) == ("unmask", 60.0, (DoPhase("unmask", 1),))
+    assert (state.phase, state.closes_at, commands) == ("unmask", 60.0, (DoPhase("unmask", 1),))
     assert play(state, TimePassed(60), TimePassed(70))[1] == [
         AwaitHelpers(1, 2, 10.0),
         GiveUpSums(1, 3, 10.0),

@@ -121,11 +121,11 @@ def test_two_rounds_wait_for_all_and_the_third_for_the_fast():
     )
     assert DoPhase("merge", 1) in commands
     state, _ = play(state, *end_of_work(0.0), came("a", 30.0, 2), came("b", 30.0, 2), TimePassed(129.0))
-    assert (state.phase, state.fast_s) == ("collect", inf)
+    assert (state.phase, state.fast_at) == ("collect", inf)
     state, commands = play(state, came("c", 130.0, 2))
     assert DoPhase("merge", 2, tuple(sorted(classes(30, 30, 130).items()))) in commands
     state, _ = play(state, *end_of_work(130.0))
-    assert 30.0 <= state.fast_s - 130.0 <= 31.5
+    assert 30.0 <= state.fast_at - 130.0 <= 31.5
     state, commands = play(state, came("a", 155.0, 3), TimePassed(161.6))
     assert commands[-1].early == "closed at 31.6 s, when the fast were done; 2 at work"
     assert state.phase == "merge"
@@ -143,13 +143,13 @@ def test_of_a_cohort_enough_rounds_are_learnt_from_first():
 
 def test_devices_have_the_same_time_for_a_round_whenever_it_closes():
     state = learnt(30, 30, 30, 140)
-    assert state.fast_s < 32
-    assert state.closes_s == state.remaining_s(0.0) == RULES.round_deadline_s
+    assert state.fast_at < 32
+    assert state.closes_at == state.remaining_s(0.0) == RULES.round_deadline_s
 
 
 def test_no_round_closes_so_early_that_an_update_made_in_time_could_not_count():
-    assert learnt(1, 1, 1, 140).fast_s == RULES.round_deadline_s / RULES.max_staleness
-    assert learnt(1, 1, 1, 140, rules=replace(RULES, max_staleness=1)).fast_s == 150.0
+    assert learnt(1, 1, 1, 140).fast_at == RULES.round_deadline_s / RULES.max_staleness
+    assert learnt(1, 1, 1, 140, rules=replace(RULES, max_staleness=1)).fast_at == 150.0
 
 
 def test_it_is_not_closed_before_there_are_enough_contributions():
@@ -221,7 +221,7 @@ def test_the_fast_are_those_with_the_richest_kind():
     state, commands = play(opened, *updates)
     assert commands[-1].durations == tuple(classes(30).items())
     state, _ = play(state, *end_of_work(30.0))
-    assert 30.0 <= state.fast_s - 30.0 <= 31.5
+    assert 30.0 <= state.fast_at - 30.0 <= 31.5
     state, commands = play(opened, *updates[:2], DevicePresent(5.0, "c", 1, False))
     assert commands[-1].durations == tuple(sorted(classes(4, 4.5).items())), "the richest that is there"
 
@@ -251,7 +251,7 @@ def test_a_round_does_not_close_when_those_with_few_samples_are_done():
         (class_of(30), 39),
     )
     state, _ = play(state, *end_of_work(30.0))
-    assert 30.0 <= state.fast_s - 30.0 <= 31.5
+    assert 30.0 <= state.fast_at - 30.0 <= 31.5
 
 
 def test_what_the_disk_refused_took_as_long_as_when_it_came_first():
@@ -281,7 +281,7 @@ def test_of_a_cohort_who_is_at_work_on_an_earlier_round_is_waited_for_until_the_
 def test_a_round_that_a_restart_interrupted_closes_as_was_learnt_and_teaches_nothing():
     saved = Saved(4, "collect", paces=(classes(30, 30, 30, 140),))
     state, _ = machine.resume(RULES, saved, 500.0)
-    assert 30.0 <= state.fast_s - 500.0 <= 31.5
+    assert 30.0 <= state.fast_at - 500.0 <= 31.5
     state, commands = play(state, *online("a", "b", now=500.0), came("a", 510.0, 4), TimePassed(532.0))
     assert commands[-1].durations == ()
     assert state.phase == "merge"
@@ -289,8 +289,8 @@ def test_a_round_that_a_restart_interrupted_closes_as_was_learnt_and_teaches_not
 
 def test_the_first_rounds_without_a_deadline_wait_for_all():
     rules = replace(RULES, untimed_rounds=2)
-    assert learnt(30, 30, 140, rules=rules).fast_s == inf
-    assert learnt(30, 30, 140, rules=rules, number=3).fast_s < 32
+    assert learnt(30, 30, 140, rules=rules).fast_at == inf
+    assert learnt(30, 30, 140, rules=rules, number=3).fast_at < 32
 
 
 @pytest.mark.parametrize(
@@ -373,8 +373,8 @@ class Fleet:
         self.state, commands = machine.step(self.state, event)
         for command in commands:
             if isinstance(command, Announce):
-                self.at(self.state.closes_s, lambda: self.feed(TimePassed(self.now)))
-                self.at(min(self.state.fast_s, 1e9), lambda: self.feed(TimePassed(self.now)))
+                self.at(self.state.closes_at, lambda: self.feed(TimePassed(self.now)))
+                self.at(min(self.state.fast_at, 1e9), lambda: self.feed(TimePassed(self.now)))
                 for name in self.cohort if self.state.rules.devices_per_round is None else ():
                     self.begin(name)
             elif isinstance(command, Invite):
@@ -389,7 +389,7 @@ class Fleet:
                 self.late[command.status] += 1
             elif isinstance(command, DoPhase):
                 if command.phase == "merge":
-                    self.closings.append(self.now - self.state.opened_s)
+                    self.closings.append(self.now - self.state.opened_at)
                 self.at(self.now, lambda phase=command.phase: self.feed(PhaseDone(self.now, phase)))
 
     def begin(self, name):
@@ -536,7 +536,7 @@ def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
     learnt = [dict(durations) for durations in b.service.state.paces]
     b.restart()
     assert [dict(durations) for durations in b.service.state.paces] == learnt
-    assert b.service.state.fast_s == pytest.approx(b.now + 10.0)
+    assert b.service.state.fast_at == pytest.approx(b.now + 10.0)
     assert [record.note for record in b.store.rounds.closed()] == ["", "", note]
     b.join("a", "b", "c", "d", boot=2)
     sends(b, "a", 4, boot=2)

@@ -50,7 +50,7 @@ def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
     assert (state.phase, commands) == ("wait", [])
     state, commands = play(state, Give(100.0, 7.0, 1))
     assert commands == [Announce(1)]
-    assert (state.round, state.closes_s) == (1, 107.0)
+    assert (state.round, state.closes_at) == (1, 107.0)
     state, commands = play(state, Close(101.0), *end_of_work(102.0), TimePassed(200.0))
     assert commands == [DoPhase("merge", 1), DoPhase("evaluate", 1), DoPhase("publish", 1)]
     assert (state.phase, state.round) == ("wait", 1)
@@ -62,7 +62,7 @@ def test_the_open_round_may_be_given_again_with_another_deadline():
     state, _ = play(RoundsState(RULES), *here("a"), Give(0.0, 7.0, 1))
     state, commands = play(state, Give(5.0, 20.0, 1), TimePassed(24.0))
     assert commands == [Extend(1, 0)]
-    assert state.closes_s == 25.0
+    assert state.closes_at == 25.0
 
 
 def test_a_round_that_is_being_merged_takes_no_other_and_is_not_closed_twice():
@@ -74,7 +74,7 @@ def test_after_a_restart_the_latest_round_is_not_followed_by_another():
     state, commands = machine.resume(RULES, Saved(3, "closed"), 50.0)
     assert (state.phase, state.round, commands) == ("wait", 3, ())
     state, commands = machine.resume(replace(RULES, round_deadline_s=4.0), Saved(3, "collect"), 50.0)
-    assert (state.phase, state.closes_s, commands) == ("collect", 54.0, (Announce(3, again=True),))
+    assert (state.phase, state.closes_at, commands) == ("collect", 54.0, (Announce(3, again=True),))
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_the_board_counts_the_rounds_of_a_device_once_each():
     board.take(Contributed(closed(2).contributions[0]), 7.0)
     board.take(Contributed(closed(2).contributions[0]), 7.0)
     row = board.devices["pi-01"]
-    assert (row.rounds, row.sent, row.profile, board.closes_s) == (2, True, "pi-zero", 65.0)
+    assert (row.rounds, row.sent, row.profile, board.closes_at) == (2, True, "pi-zero", 65.0)
     board.take(ContributionRefused("pi-02", 2, "full", "refused", "nan"), 8.0)
     assert (board.devices["pi-02"].doing, board.devices["pi-02"].why) == ("refused", "nan")
 

@@ -26,7 +26,7 @@ def lone_device(bundle, **settings) -> FleetState:
 
 
 def conditions(now: float = 0.0, **other) -> AskConditions:
-    return AskConditions(now=now, closes_s=now + 1e6, down_bytes=lambda _: 0, kinds=KINDS, **other)
+    return AskConditions(now=now, closes_at=now + 1e6, down_bytes=lambda _: 0, kinds=KINDS, **other)
 
 
 def test_a_device_learns_how_slow_it_is_and_forgets_it_when_its_process_dies(bundle):
@@ -42,9 +42,9 @@ def test_a_device_learns_how_slow_it_is_and_forgets_it_when_its_process_dies(bun
 def test_a_device_at_work_is_not_ready_until_it_is_back(bundle):
     devices = lone_device(bundle)
     line = devices.ask(0, conditions(draws=RoundDraws(crash=0.5, away_s=7.0)))
-    assert line.back_s == line.ends_s + 7.0
-    assert not devices.ready(0, line.back_s - 0.1)
-    assert devices.ready(0, line.back_s)
+    assert line.back_at == line.ends_at + 7.0
+    assert not devices.ready(0, line.back_at - 0.1)
+    assert devices.ready(0, line.back_at)
 
 
 def test_what_was_spent_is_charged_again_at_so_many_watts(bundle):
@@ -53,7 +53,7 @@ def test_what_was_spent_is_charged_again_at_so_many_watts(bundle):
     devices = lone_device(bundle, battery=battery)
     line = devices.ask(0, conditions())
     assert line.fate is None
-    assert line.energy_j > line.ends_s  # or it would be full before it is done
+    assert line.energy_j > line.ends_at  # or it would be full before it is done
     assert not devices.ready(0, line.energy_j - 0.1)
     assert devices.ready(0, line.energy_j + 0.1)
 
@@ -79,7 +79,7 @@ def test_a_device_without_samples_sits_out_and_has_spent_its_download(bundle):
     fleet = fleets.read({"name": "one", "groups": {"all": {"profile": "pi-5", "share": 1.0}}}).draw(1, 0)
     none = Clients.of(np.zeros((0, 1, 8, 8), np.float32), np.zeros(0, np.int64), [np.arange(0)])
     devices = FleetState(fleet, none, {"": bundle.manifest})
-    line = devices.ask(0, AskConditions(now=0.0, closes_s=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
+    line = devices.ask(0, AskConditions(now=0.0, closes_at=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
     assert (line.fate, line.bytes_down, line.bytes_up, line.flops) == ("sat out", 1000, 0, 0.0)
     assert line.outcome.reasons == ("class-means there is no local data",)
 
@@ -89,8 +89,8 @@ def test_scalars_after_the_first_that_were_accepted_are_charged_what_few_bytes_t
     devices = lone_device(bundle)
     scalars = ZerothOrder()
 
-    def up(kind=scalars, closes_s=1e6, **draws):
-        again = replace(conditions(draws=RoundDraws(**draws)), kinds=(kind,), closes_s=closes_s)
+    def up(kind=scalars, closes_at=1e6, **draws):
+        again = replace(conditions(draws=RoundDraws(**draws)), kinds=(kind,), closes_at=closes_at)
         return devices.ask(0, again).bytes_up
 
     assert [up(), up(), up()] == [190, 45, 45]

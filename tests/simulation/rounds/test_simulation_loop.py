@@ -96,10 +96,10 @@ def test_a_device_that_crashed_begins_again_when_it_is_back_and_its_round_waits_
 def test_a_round_does_not_wait_for_a_device_that_is_gone_for_long():
     """All others answer at once; the broker says that the lost are gone, and the round closes."""
     notes = play(alike(failures={"crash": 0.5, "away_s": 1e4}), {"rounds": 1, "round_deadline_s": 1e3})
-    ends_s = [ask.ended_s for ask in notes.asks if ask.fate == "crashed"]
+    ends_at = [ask.ended_s for ask in notes.asks if ask.fate == "crashed"]
     [line] = notes.lines
-    assert 0 < len(ends_s) < 4
-    assert line.closed_s == pytest.approx(max(ends_s) + WILL_S)
+    assert 0 < len(ends_at) < 4
+    assert line.closed_s == pytest.approx(max(ends_at) + WILL_S)
 
 
 def test_a_round_does_not_wait_for_a_link_that_is_lost_for_long_and_its_update_comes_late():

@@ -56,35 +56,35 @@ MEMORY_FOLDER = Path("/dev/shm")  # a folder with a drawn name is made in it
 
 @dataclass(frozen=True)
 class _Fault:
-    """A fault from `at_s` to `back_s`, in virtual seconds since the run began. Raises ScenarioError."""
+    """A fault from `at_s` to `back_at`, in virtual seconds since the run began. Raises ScenarioError."""
 
     at_s: float
-    back_s: float = inf
+    back_at: float = inf
 
     def __post_init__(self) -> None:
-        if not 0 <= self.at_s < self.back_s:
+        if not 0 <= self.at_s < self.back_at:
             raise ScenarioError(
-                f"a fault from {self.at_s} s to {self.back_s} s: it begins at 0 or later, and ends after"
+                f"a fault from {self.at_s} s to {self.back_at} s: it begins at 0 or later, and ends after"
             )
 
 
 @dataclass(frozen=True)
 class Crash(_Fault):
-    """A device loses power; from `back_s` on a new process continues with what is on its disk."""
+    """A device loses power; from `back_at` on a new process continues with what is on its disk."""
 
     device: str = ""
 
 
 @dataclass(frozen=True)
 class LinkLost(_Fault):
-    """A device is off the network until `back_s`; it continues to compute."""
+    """A device is off the network until `back_at`; it continues to compute."""
 
     device: str = ""
 
 
 @dataclass(frozen=True)
 class AggregatorKilled(_Fault):
-    """The aggregator's process is killed; at `back_s` it is started again on its run folder."""
+    """The aggregator's process is killed; at `back_at` it is started again on its run folder."""
 
 
 Fault = Crash | LinkLost | AggregatorKilled
@@ -209,8 +209,8 @@ class _Run:
                 device = self._device(fault.device)
                 begins, ends = device.lose, device.regain
         self._agenda.at(fault.at_s, begins)
-        if fault.back_s < inf:
-            self._agenda.at(fault.back_s, ends)
+        if fault.back_at < inf:
+            self._agenda.at(fault.back_at, ends)
 
     def _device(self, name: str) -> VirtualDevice:
         if name not in self._devices:

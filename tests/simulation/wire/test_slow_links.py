@@ -77,7 +77,7 @@ def test_a_device_whose_link_fails_for_a_moment_while_it_computes_is_waited_for(
     loss = LinkLost(begins_s, begins_s + 0.1, "jetson")
     finished = run_on_wire(one_round, pair, WireCourse(1, (loss,), keepalive_s=0.02, until_s=100))
     moments = [at for at, what in finished.events if what == DeviceSeen("jetson", False)]
-    assert loss.at_s < moments[0] < loss.back_s < first_s < last_s - 0.1
+    assert loss.at_s < moments[0] < loss.back_at < first_s < last_s - 0.1
     assert [(at, record.device) for at, record in finished.contributions] == [
         (pytest.approx(first_s), "phone-a"), (pytest.approx(last_s, abs=0.001), "jetson")
     ]  # fmt: skip
