@@ -80,12 +80,12 @@ def test_the_order_of_devices_changes_nothing():
 
 def test_a_round_lasts_as_long_as_devices_needed_in_those_before():
     state, _ = play(RoundsState(RULES), *online("a", "b", "c", "d"))
-    assert state.closes_s == 100.0
+    assert state.closes_at == 100.0
     state, commands = play(state, came("a", 2.0), came("b", 3.0), came("c", 4.0), came("d", 10.0))
     assert commands[-1] == DoPhase("merge", 1, tuple(sorted(classes(2, 3, 4, 10).items())))
     state, _ = play(state, *end_of_work(11.0))
     assert state.round == 2
-    assert 8.0 <= state.closes_s - 11.0 <= 8.0 * STEP
+    assert 8.0 <= state.closes_at - 11.0 <= 8.0 * STEP
 
 
 def test_who_is_waited_for_in_vain_needed_all_of_the_deadline():
@@ -94,20 +94,20 @@ def test_who_is_waited_for_in_vain_needed_all_of_the_deadline():
         RoundsState(RULES), *online("a", "b", "c", "d"), came("a", 2.0), came("b", 3.0), TimePassed(100.0)
     )
     state, _ = play(state, *end_of_work(101.0))
-    assert state.closes_s == 201.0
+    assert state.closes_at == 201.0
 
 
 def test_for_whom_nothing_fitted_the_deadline_was_too_short():
     """A deadline that was learnt without a device grows until it is there again."""
     learnt = RoundsState(RULES, paces=(classes(2, 2, 2, 2),))
     state, _ = play(learnt, *online("a", "b"))
-    first = state.closes_s
+    first = state.closes_at
     state, commands = play(state, Planned(1.0, "b", 1, ""), came("a", 2.0))
     assert commands[-1] == DoPhase("merge", 1, tuple(sorted(classes(2, first).items())))
     for number in (2, 3):
         state, _ = play(state, *end_of_work(3.0), Planned(4.0, "b", number, ""), came("a", 5.0, number))
     state, _ = play(state, *end_of_work(6.0))
-    assert state.closes_s - 6.0 > first
+    assert state.closes_at - 6.0 > first
 
 
 def test_what_the_disk_refused_has_taken_no_time():
@@ -122,11 +122,11 @@ def test_what_the_disk_refused_has_taken_no_time():
 def test_a_learnt_deadline_in_vain_is_doubled_up_to_the_longest_before_the_run_is_given_up():
     saved = Saved(2, "collect", paces=(classes(5),))
     state, _ = machine.resume(replace(RULES, max_extensions=2), saved, 0.0)
-    learnt, longest = state.closes_s, RULES.round_deadline_s
+    learnt, longest = state.closes_at, RULES.round_deadline_s
     lengths, now, commands = [], 0.0, []
     while state.phase == "collect" and len(lengths) < 20:
-        lengths.append(state.closes_s - now)
-        now = state.closes_s
+        lengths.append(state.closes_at - now)
+        now = state.closes_at
         state, commands = play(state, *online("a"), Planned(now - 0.5, "a", 2, ""), TimePassed(now))
     assert lengths == pytest.approx([*(learnt * 2**n for n in range(len(lengths) - 1)), longest])
     assert len(lengths) >= 3
@@ -135,11 +135,11 @@ def test_a_learnt_deadline_in_vain_is_doubled_up_to_the_longest_before_the_run_i
 
 def test_the_round_after_a_deadline_in_vain_has_the_learnt_deadline_again():
     state, _ = machine.resume(RULES, Saved(2, "collect", paces=(classes(5),)), 0.0)
-    learnt = state.closes_s
+    learnt = state.closes_at
     state, _ = play(
         state, *online("a"), TimePassed(learnt), came("a", learnt + 1, 2), *end_of_work(learnt + 1)
     )
-    assert (state.round, state.closes_s) == (3, pytest.approx(2 * learnt + 1))
+    assert (state.round, state.closes_at) == (3, pytest.approx(2 * learnt + 1))
 
 
 def test_of_a_cohort_each_device_needed_the_time_since_it_was_asked():
@@ -156,7 +156,7 @@ def test_of_a_cohort_each_device_needed_the_time_since_it_was_asked():
 def test_a_round_that_a_restart_interrupted_teaches_nothing_and_has_its_learnt_deadline():
     saved = Saved(2, "collect", paces=(classes(5),))
     state, _ = machine.resume(RULES, saved, 50.0)
-    assert 10.0 <= state.closes_s - 50.0 <= 10.0 * STEP
+    assert 10.0 <= state.closes_at - 50.0 <= 10.0 * STEP
     _, commands = play(state, *online("a"), came("a", 51.5, 2), TimePassed(52.0))
     assert DoPhase("merge", 2) in commands
 
@@ -171,7 +171,7 @@ def test_rounds_without_a_deadline_have_none_and_teach():
     rules = replace(RULES, untimed_rounds=1)
     state, _ = play(RoundsState(rules), *online("a"), came("a", 20.0))
     state, _ = play(state, *end_of_work(21.0))
-    assert 40.0 <= state.closes_s - 21.0 <= 40.0 * STEP
+    assert 40.0 <= state.closes_at - 21.0 <= 40.0 * STEP
 
 
 def test_on_the_service_the_record_says_what_was_learnt_and_a_restart_learns_the_same(
@@ -202,5 +202,5 @@ def test_a_learnt_deadline_that_was_doubled_is_told_as_such_by_the_next_life(ben
     b.sit_out("a", 2)
     b.wait(learnt)
     again = b.restart()
-    assert again.service.state.closes_s - again.now == pytest.approx(2 * learnt)
+    assert again.service.state.closes_at - again.now == pytest.approx(2 * learnt)
     assert again.heard(RoundOpened)[-1].deadline_s == pytest.approx(2 * learnt)
