@@ -12,7 +12,7 @@ from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Adam, Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.capabilities import (
     Comparable,
     EndsEarly,
@@ -21,18 +21,22 @@ from device_runtime.strategies.interface.capabilities import (
     SendsScalars,
     Summable,
     TakesCodec,
+    Traits,
 )
 from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Run, Update
 from device_runtime.strategies.interface.kind import ClassStatistics, KindInfo, Strategy
-from device_runtime.strategies.interface.tensor_mean import TensorMean
-from device_runtime.strategies.interface.traits import Traits
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.registry import load, make, register
-from device_runtime.strategies.merging.merge_rule import MergeRule
+from device_runtime.strategies.merging.server_optimizer import MergeRule
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.terms.local_term import LocalTerm
-from device_runtime.strategies.training.local_training import GradientTerm, StartedTerm, TrainingPlan, train
-from device_runtime.strategies.training.partial_epochs import PartialEpochs
+from device_runtime.strategies.training.local_training import (
+    GradientTerm,
+    PartialEpochs,
+    StartedTerm,
+    TrainingPlan,
+    train,
+)
 from device_runtime.strategies.training.workload import Training, upload_bytes, work_of_training
 
 __all__ = [

@@ -8,7 +8,7 @@ et al. 2025): 1 / root of the running mean of squared steps, which every device 
 the mean over a class or a feature. A mask (Meerkat, Ran et al. 2025): the share of the weights with the
 largest mean square gradient at the start, over all samples, which is more than a fleet would know; "of means"
 by what class means say of it. Beside them the curvature itself, as it is at the start, and what was built:
-features that have a scale by class means (`strategies.statistics.feature_scale`), which weights see as well.
+features that have a scale by class means (`strategies.statistics.class_sums`), which weights see as well.
 
 On heads as `options` has them, from class means on: one side, four directions of signs, a tenth of the
 samples in a round. Each is given several step sizes and shown at its best by the mean of the accuracies at a
@@ -27,7 +27,7 @@ import numpy as np
 from tabulate import tabulate
 
 from device_runtime.models.training.heads import log_softmax
-from device_runtime.strategies.statistics.feature_scale import scale_by
+from device_runtime.strategies.statistics.class_sums import scale_by
 
 from . import options
 from .options import EPS, Array, Data, load

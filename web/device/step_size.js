@@ -1,4 +1,4 @@
-/** The unit of length of zeroth-order steps (strategies/directions/step_size.py). */
+/** The unit of length of zeroth-order steps (strategies/directions/replaying.py). */
 
 /** The smallest unit, for weights that are nearly 0. */
 const SMALLEST = 2 ** -10;

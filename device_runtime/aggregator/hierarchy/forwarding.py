@@ -26,11 +26,10 @@ from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistic
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import MOMENT_ROWS, MOMENTS, ROWS, Statistics
-from device_runtime.strategies.statistics.class_sums import ClassSums
+from device_runtime.strategies.statistics.class_sums import ClassSums, scale_in
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
-from device_runtime.strategies.statistics.feature_scale import scale_in
 from device_runtime.strategies.statistics.kind_statistics import statistics_of, with_class_statistics
-from device_runtime.strategies.training.members import trained_specs
+from device_runtime.strategies.training.teaching import trained_specs
 
 log = logging.getLogger(__name__)
 

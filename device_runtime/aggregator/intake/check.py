@@ -26,7 +26,7 @@ from device_runtime.strategies.interface.device_half import MOST_LOSS, NO_TENSOR
 from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason, variant_named
 from device_runtime.strategies.masking.layout import layout_of
 from device_runtime.strategies.plugins import own_code
-from device_runtime.strategies.robust import max_norm
+from device_runtime.strategies.robust import lengths
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 
 MOST_METRICS = {
@@ -231,7 +231,7 @@ def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     if why or kind.max_norm is None:
         return why
     candidate = Update(kind.name, rest, num_examples, nan, of.variant.variant)
-    return max_norm.rejection_reason(strategy, candidate, of.base, kind.max_norm)
+    return lengths.rejection_reason(strategy, candidate, of.base, kind.max_norm)
 
 
 BASES_HELD = 2

@@ -51,9 +51,7 @@ class AllowList:
 
     def bars(self, strategy: AnyStrategy) -> str:
         """Why this form of an update must not be trained; empty when it may be."""
-        from device_runtime.strategies.interface import (
-            capabilities,  # imports numpy, as whoever has a form did
-        )
+        from device_runtime.strategies.interface import capabilities
 
         if self.kinds and strategy.name not in self.kinds:
             return f"may not be sent: the owner allows {', '.join(self.kinds)}"

@@ -1,19 +1,151 @@
-"""Inputs and outputs of the aggregator's half of a kind of update."""
+"""Inputs and outputs of the aggregator's half of a kind of update, and the mean of tensors that it keeps.
+
+The mean is weighted, and each tensor's is over the devices that trained it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.bundles.weights import leading_index
+from device_runtime.models.engines.base import BLOCK, DeviceModel, blocks
 
 from .device_half import NO_TENSORS, LocalData
-from .tensor_mean import TensorMean
+
+
+@dataclass(frozen=True)
+class PartialWeights:
+    """The weight of each element of a tensor that some updates have only a part of, float64.
+
+    Weights of whole tensors are not included. `base` has the values of elements that no update has; it is not
+    copied.
+    """
+
+    base: NDArray[Any]
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TensorMean:
+    """Weighted sums in float64, and the weight of each tensor. Each `add` returns the new state.
+
+    `parts` has the tensors that some updates have only a part of.
+    """
+
+    sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, PartialWeights] = field(default_factory=dict)
+
+    def add(self, tensors: Tensors, weight: float) -> TensorMean:
+        """The mean with one more update; the sums are changed in place. Raises ValueError for weight <= 0."""
+        _check(weight)
+        for name, value in tensors.items():
+            if name in self.sums:
+                _add_scaled(self.sums[name], value, weight)
+                self.weights[name] += weight
+            else:
+                self.sums[name] = np.multiply(value, weight, out=np.empty(value.shape), dtype=np.float64)
+                self.weights[name] = weight
+        return self
+
+    def add_leading(self, tensors: Tensors, weight: float, base: Tensors) -> TensorMean:
+        """As `add`, for tensors that are the leading part, or the whole, of those of `base`.
+
+        Each element is averaged over the updates that have it, and is that of `base` if none has. Raises
+        ValueError for weight <= 0 or a tensor that is no part of the base's.
+        """
+        _check(weight)
+        for name, value in tensors.items():
+            if value.shape == base[name].shape:
+                self.add({name: value}, weight)
+                continue
+            where = leading_index(value.shape)
+            if value.ndim != base[name].ndim or base[name][where].shape != value.shape:
+                raise ValueError(f"{name} is {value.shape}, which is no part of {base[name].shape}")
+            total, parts = self._partial(name, base[name])
+            total[where] += np.multiply(value, weight, dtype=np.float64)
+            parts.weights[where] += weight
+        return self
+
+    def _partial(self, name: str, base: NDArray[Any]) -> tuple[NDArray[np.float64], PartialWeights]:
+        """The sums and element weights of a tensor, created on first use."""
+        if name not in self.sums:
+            self.sums[name], self.weights[name] = np.zeros(base.shape), 0.0
+        if name not in self.parts:
+            self.parts[name] = PartialWeights(base, np.zeros(base.shape))
+        return self.sums[name], self.parts[name]
+
+    def join(self, other: TensorMean) -> TensorMean:
+        """The mean over the updates of both; neither is changed."""
+        joined = TensorMean({name: total.copy() for name, total in self.sums.items()}, dict(self.weights))
+        for name, total in other.sums.items():
+            if name in joined.sums:
+                joined.sums[name] += total
+                joined.weights[name] += other.weights[name]
+            else:
+                joined.sums[name] = total.copy()
+                joined.weights[name] = other.weights[name]
+        for name, parts in (*self.parts.items(), *other.parts.items()):
+            _, both = joined._partial(name, parts.base)
+            both.weights[...] += parts.weights
+        return joined
+
+    def mean(self) -> dict[str, NDArray[Any]]:
+        """The means, float32."""
+        return {
+            name: np.divide(
+                total, self.weights[name], out=np.empty(total.shape, np.float32), casting="same_kind"
+            )
+            if name not in self.parts
+            else self._mean_by_element(name)
+            for name, total in self.sums.items()
+        }
+
+    def _mean_by_element(self, name: str) -> NDArray[np.float32]:
+        parts = self.parts[name]
+        weights = parts.weights + self.weights[name]
+        mean = np.array(parts.base, np.float32)
+        return np.divide(self.sums[name], weights, out=mean, where=weights > 0, casting="same_kind")
+
+    @property
+    def most(self) -> float:
+        """The largest weight behind any element; 0 if nothing was added."""
+        return max(map(self.behind, self.weights), default=0.0)
+
+    def behind(self, name: str) -> float:
+        """The largest weight behind any element of one tensor."""
+        parts = self.parts.get(name)
+        return self.weights[name] + (float(parts.weights.max(initial=0.0)) if parts else 0.0)
+
+
+def _check(weight: float) -> None:
+    if not weight > 0:
+        raise ValueError(f"a weight must be positive, not {weight}")
+
+
+def _add_scaled(total: NDArray[np.float64], value: NDArray[Any], weight: float) -> None:
+    """total += weight * value, each product and sum rounded in float64; `total` is contiguous."""
+    if value.shape != total.shape:
+        raise ValueError(f"a tensor is {value.shape}, the ones before it were {total.shape}")
+    if value.size <= BLOCK:
+        total += np.multiply(value, weight, dtype=np.float64)
+        return
+    scratch = np.empty(min(value.size, BLOCK))
+    for sums, values in blocks(total.reshape(-1), value.reshape(-1)):
+        product = scratch[: values.size]
+        product[...] = values
+        product *= weight
+        np.add(sums, product, out=sums)
+
 
 NO_FAMILY: Mapping[str, Tensors] = MappingProxyType({})
 

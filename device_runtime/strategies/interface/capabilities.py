@@ -1,18 +1,19 @@
-"""What a kind of update can do beside its six methods: it derives from the capabilities that it has.
+"""What a kind of update is and can do: facts as class keywords, and the capabilities that it derives from.
 
-Each class here is what one feature asks of a kind, and each function asks it of any kind, with the answer for
-those that lack the capability.
+Each class of a capability is what one feature asks of a kind, and each function asks it of any kind, with
+the answer for those that lack the capability.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.codecs.chain import Chain, codec_named
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.settings import Setting
@@ -229,3 +230,51 @@ class DerivesMembers(Protocol):
 
     def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> Mapping[str, Tensors]:
         """The base of each of its members; `manifests` is by member, the main model's by ""."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts of a kind that hold for all its settings: `class Mine(FedAvg, by_class=True)`.
+
+    A class has those of the class that it derives from, and changes the ones that it names.
+
+    own_round: a contribution is useless outside the round that it was made for.
+    generic: the aggregator needs a generic set, of samples that belong to no device.
+    by_class: it works by class, so that it applies only to bundles whose loss is cross-entropy.
+    trains_extractor: the device back-propagates through the network.
+    computes_features: `train` computes the features of all samples, which class statistics then reuse.
+    statistics_alone: an update consists of class statistics where the task asks for these.
+    of_single_samples: feature maps of single samples are sent.
+    reveals: what an update in the clear tells of the samples, for their owner; empty: what it sends.
+    refused: inherited settings that this kind does not take; dotted within a table.
+    """
+
+    own_round: bool = False
+    generic: bool = False
+    by_class: bool = False
+    trains_extractor: bool = False
+    computes_features: bool = False
+    statistics_alone: bool = False
+    of_single_samples: bool = False
+    reveals: str = ""
+    refused: tuple[str, ...] = ()
+
+
+class HasTraits:
+    """Base of kinds: takes traits as class keywords, and checks settings."""
+
+    name: ClassVar[str]
+    traits: ClassVar[Traits] = Traits()
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        """Raises TypeError for a keyword that is no trait."""
+        super().__init_subclass__()
+        cls.traits = replace(cls.traits, **traits)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a setting outside its limits, or one that this kind does not take."""
+        ranges.check(self)
+        for name in self.traits.refused:
+            default = getattr(type(self), name, None)
+            if "." not in name and getattr(self, name) != default:
+                raise ValueError(f"{self.name} does not take the setting {name}")

@@ -20,9 +20,9 @@ from .capabilities import (
     SelectsSamples,
     SendsScalars,
     Summable,
+    Traits,
     listed_variant,
 )
-from .traits import Traits
 
 TRAITS = frozenset(field.name for field in fields(Traits))
 

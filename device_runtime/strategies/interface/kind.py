@@ -15,15 +15,14 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Workload
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.directions.projection import Projection, projection
+from device_runtime.strategies.directions.directions import Projection, projection
 from device_runtime.strategies.plugins import Plugin
 from device_runtime.strategies.settings import MOST, Setting, SmallestCount
 
 from .aggregator_half import KindResult, RoundModel
-from .capabilities import EndsEarly, listed_variant
+from .capabilities import EndsEarly, HasTraits, listed_variant
 from .device_half import LocalData, Run, Update
 from .former_names import FormerMethods, FormerNames
-from .traits import HasTraits
 
 S = TypeVar("S")
 K = TypeVar("K")

@@ -22,10 +22,9 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
 from device_runtime.strategies.interface.kind import KindInfo, variant_named
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     MOST,
     LearningRate,
@@ -36,9 +35,8 @@ from device_runtime.strategies.settings import (
     ServerLearningRate,
     Setting,
 )
-from device_runtime.strategies.training import local_training, members, teaching
-from device_runtime.strategies.training.members import FamilyUpdate
-from device_runtime.strategies.training.teaching import Rows, ServerTraining, TeacherAttention
+from device_runtime.strategies.training import local_training, teaching
+from device_runtime.strategies.training.teaching import FamilyUpdate, Rows, ServerTraining, TeacherAttention
 
 log = logging.getLogger(__name__)
 
@@ -127,14 +125,14 @@ class AttentionTransfer(
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         rows = self._rows(workload.samples)
-        return predict(profile, members.work(workload, self, self.level, rows, rows), self.name)
+        return predict(profile, teaching.work(workload, self, self.level, rows, rows), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Update:
         plan = local_training.TrainingPlan(self.sgd, self.epochs, self.batch, np.arange(len(data)))
         trained = local_training.train(model, data, plan, run)
         chosen = run.rng().choice(len(data), self._rows(len(data)), replace=False)
         chosen = chosen[np.argsort(data.y[chosen], kind="stable")]
-        with members.with_tensors(model, trained.tensors):
+        with teaching.with_tensors(model, trained.tensors):
             maps = model.level_features(data.x[chosen], self.level)
         counts = np.bincount(data.y[chosen], minlength=len(model.manifest.labels)).astype(np.int32)
         tensors = {**trained.tensors, MAPS: maps, COUNTS: counts}
@@ -147,7 +145,7 @@ class AttentionTransfer(
         """The tensors of a contribution: feature maps are in the order of classes, counts are by class."""
         shape = (self.max_metadata, *teaching.map_shape(manifest, self.level))
         counts = TensorSpec(COUNTS, (len(manifest.labels),), "int32")
-        return (*members.trained_specs(manifest), TensorSpec(MAPS, shape, variable=True), counts)
+        return (*teaching.trained_specs(manifest), TensorSpec(MAPS, shape, variable=True), counts)
 
     def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         counts, rows = update[COUNTS].astype(np.int64), len(update[MAPS])
@@ -170,7 +168,7 @@ class AttentionTransfer(
 
     def start(self, model: RoundModel) -> AttentionTransferState:
         """Raises ValueError without a generic set, and as `check_bundles`."""
-        tools, _ = members.tools_of(model, self.name)
+        tools, _ = teaching.tools_of(model, self.name)
         self.check_bundles({name: tools.manifest(name) for name in ("", *self.members)})
         return AttentionTransferState(model)
 
@@ -191,11 +189,11 @@ class AttentionTransfer(
         self, state: AttentionTransferState, member: str, sent: Tensors, metadata: LocalData
     ) -> Tensors:
         """A copy of the global model after the three steps: the tensors that they change."""
-        tools, data = members.tools_of(state.model, self.name)
+        tools, data = teaching.tools_of(state.model, self.name)
         main, rng = tools.model(), teaching.generator(state.model.seed, self.name, state.clients)
         levels = tuple(teaching.attention_places(main.manifest, self._objective))
         upper, objective = _above(self.level)
-        teacher = {**members.base_of(state.model, member), **sent}
+        teacher = {**teaching.base_of(state.model, member), **sent}
         maps = _attention(tools.model(member), teacher, data, levels)
         copy = teaching.teach(main, state.model.weights, data, self._training(maps, levels), rng)
         if len(metadata):
@@ -209,7 +207,7 @@ class AttentionTransfer(
         inside = tuple(level for level in levels if LEVELS.index(level) <= LEVELS.index(self.level))
         training = replace(self._training(maps, inside), constants=main.manifest.names(upper))
         copy = teaching.teach(main, copy, data, training, rng)
-        return {spec.name: copy[spec.name] for spec in members.trained_specs(main.manifest)}
+        return {spec.name: copy[spec.name] for spec in teaching.trained_specs(main.manifest)}
 
     def _training(self, maps: Rows, levels: tuple[str, ...]) -> ServerTraining:
         """Training after a teacher with these attention maps, of which only those of `levels` count."""
@@ -234,7 +232,7 @@ class AttentionTransfer(
 
     def _next_members(self, state: AttentionTransferState, base: Tensors) -> dict[str, Tensors]:
         """Each member's next base: its devices' mean, or its last base, taught by the new global model."""
-        tools, data = members.tools_of(state.model, self.name)
+        tools, data = teaching.tools_of(state.model, self.name)
         places = partial(teaching.attention_places, objective=self._objective)
         own = {name: tuple(places(tools.manifest(name))) for name in self.members}
         every = tuple(dict.fromkeys(level for levels in own.values() for level in levels))

@@ -19,17 +19,14 @@ from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.capabilities import Comparable, ComparedAs, MergedAtSite, Summable
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Run, Update
 from device_runtime.strategies.interface.kind import KindInfo, Settings, Strategy
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import MOST, Setting, SmallestCount
 from device_runtime.strategies.statistics.bounds import StatisticsBounds, no_rounds
-from device_runtime.strategies.statistics.class_statistics import Statistics
-from device_runtime.strategies.statistics.class_sums import ClassSums, sum_by_class
-from device_runtime.strategies.statistics.feature_scale import scale_by, scale_in
-from device_runtime.strategies.statistics.statistics_file import StatisticsFile, StatisticsSource
+from device_runtime.strategies.statistics.class_statistics import Statistics, StatisticsFile, StatisticsSource
+from device_runtime.strategies.statistics.class_sums import ClassSums, scale_by, scale_in, sum_by_class
 from device_runtime.strategies.training.local_training import follows_plan
 from device_runtime.strategies.training.workload import ENVELOPE_BYTES, forward_work, too_few_of_each
 
@@ -70,7 +67,7 @@ class ClassMeans(
     class with one sample would be that sample's features; the paper sends it, as does smallest_count = 1.
 
     In a bundle whose features have a scale (ours), every `head` but "trained" sets it, and the means are of
-    the scaled features (`feature_scale`).
+    the scaled features (`scale_by`).
     """
 
     name: ClassVar[str] = "class-means"

@@ -16,11 +16,10 @@ from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.capabilities import Comparable, MergedAtSite, Summable, TakesCodec
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
 from device_runtime.strategies.interface.kind import KindInfo, Settings
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     BatchSize,
     ClipNormByBundle,
@@ -31,8 +30,12 @@ from device_runtime.strategies.settings import (
 )
 from device_runtime.strategies.terms.local_term import LocalTerm, applied, check_terms, priced
 from device_runtime.strategies.training import local_training
-from device_runtime.strategies.training.local_training import HeadTraining, TrainingPlan, follows_plan
-from device_runtime.strategies.training.partial_epochs import PartialEpochs
+from device_runtime.strategies.training.local_training import (
+    HeadTraining,
+    PartialEpochs,
+    TrainingPlan,
+    follows_plan,
+)
 from device_runtime.strategies.training.workload import Training, head_specs, work_of_training
 
 CLIP_NORM = 2.0

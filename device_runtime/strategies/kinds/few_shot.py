@@ -17,11 +17,10 @@ from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Work, Workload, predict
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.capabilities import Comparable, MergedAtSite, Summable, TakesCodec
 from device_runtime.strategies.interface.device_half import FEW_SHOT, LocalData, Run, Update
 from device_runtime.strategies.interface.kind import KindInfo, Settings, Strategy
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     MOST,
     BatchSize,

@@ -16,7 +16,7 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Work, Workload, predict
 from device_runtime.profiles.cost import activation_bytes
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.capabilities import MERGES_MORE
 from device_runtime.strategies.interface.device_half import (
     FEW_SHOT,
@@ -27,7 +27,6 @@ from device_runtime.strategies.interface.device_half import (
     few_shot_head,
 )
 from device_runtime.strategies.interface.kind import KindInfo, Settings
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.terms.proximal import FscProx
 from device_runtime.strategies.training.workload import head_specs

@@ -18,11 +18,10 @@ from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.directions import directions
 from device_runtime.strategies.directions.replaying import ScaledDirection, move, perturb
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.capabilities import Comparable, MergedAtSite, Summable, TakesCodec
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
 from device_runtime.strategies.interface.kind import KindInfo, Strategy
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import Directions, Distance, Setting, TunableSet
 from device_runtime.strategies.training.workload import upload_bytes
 

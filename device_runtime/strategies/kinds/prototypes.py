@@ -19,10 +19,9 @@ from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
 from device_runtime.strategies.interface.kind import KindInfo, variant_named
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     MOST,
     BatchSize,
@@ -32,9 +31,8 @@ from device_runtime.strategies.settings import (
     Setting,
     SmallestCount,
 )
-from device_runtime.strategies.training import local_training, members, teaching
-from device_runtime.strategies.training.members import FamilyUpdate
-from device_runtime.strategies.training.teaching import ServerTraining
+from device_runtime.strategies.training import local_training, teaching
+from device_runtime.strategies.training.teaching import FamilyUpdate, ServerTraining
 from device_runtime.strategies.training.workload import Training, work_of_training
 
 LEVEL = "up"
@@ -111,7 +109,7 @@ class Prototypes(
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         if self.beta:
-            work = members.work(workload, self, LEVEL, workload.samples, workload.labels)
+            work = teaching.work(workload, self, LEVEL, workload.samples, workload.labels)
         else:
             trained = workload.samples * self.epochs
             work = work_of_training(workload, Training("all", trained, batch=self.batch, codec=self.codec))
@@ -122,17 +120,17 @@ class Prototypes(
         trained = local_training.train(model, data, plan, run)
         prototypes: Tensors = {}
         if self.beta:
-            with members.with_tensors(model, trained.tensors):
+            with teaching.with_tensors(model, trained.tensors):
                 prototypes = local_prototypes(model, data, self.smallest_count)
         return Update(self.name, {**trained.tensors, **prototypes}, len(data), trained.loss, self.variant)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         if not self.beta:
-            return members.trained_specs(manifest)
+            return teaching.trained_specs(manifest)
         labels = len(manifest.labels)
         shape = (labels, *teaching.map_shape(manifest, LEVEL))
         maps = TensorSpec(PROTOTYPES, shape), TensorSpec(COUNTS, (labels,), "int32")
-        return (*members.trained_specs(manifest), *maps)
+        return (*teaching.trained_specs(manifest), *maps)
 
     def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         if not self.beta:
@@ -162,7 +160,7 @@ class Prototypes(
 
     def start(self, model: RoundModel) -> PrototypesState:
         """Raises ValueError without a generic set, and as `check_bundles`."""
-        tools, data = members.tools_of(model, self.name)
+        tools, data = teaching.tools_of(model, self.name)
         self.check_bundles({name: tools.manifest(name) for name in ("", *self.members)})
         rng, most = teaching.generator(model.seed, self.name, 0), min(len(data), self.generic_samples)
         chosen = rng.choice(len(data), most, replace=False)
@@ -179,7 +177,7 @@ class Prototypes(
 
     def fold(self, state: PrototypesState, update: Update, weight: float) -> PrototypesState:
         """Add to the plain sums of logits and prototypes, and to the mean of updates with `weight`."""
-        tools, _ = members.tools_of(state.model, self.name)
+        tools, _ = teaching.tools_of(state.model, self.name)
         member = variant_named(self, update.variant).member
         sent = dict(update.tensors)
         prototypes, present = state.prototypes, state.present
@@ -187,7 +185,7 @@ class Prototypes(
             prototypes = prototypes + sent.pop(PROTOTYPES)
             present = present + (sent.pop(COUNTS) > 0)
         model = tools.model(member)
-        model.load({**members.base_of(state.model, member), **sent})
+        model.load({**teaching.base_of(state.model, member), **sent})
         mean = state.updates.get(member, TensorMean()).add(sent, weight)
         return replace(
             state,
@@ -230,7 +228,7 @@ class Prototypes(
         self, state: PrototypesState, member: str, weights: Tensors, training: ServerTraining
     ) -> Tensors:
         """The weights after training; unchanged if training diverges."""
-        tools, _ = members.tools_of(state.model, self.name)
+        tools, _ = teaching.tools_of(state.model, self.name)
         rng = teaching.generator(state.model.seed, f"{self.name}:{member}", 1)
         return teaching.teach_or_keep(tools.model(member), weights, state.drawn, training, rng)
 
@@ -239,7 +237,7 @@ class Prototypes(
         after = self._taught(state, "", base, training)
         share, names = (
             np.float32(self.share),
-            [spec.name for spec in members.trained_specs(state.model.manifest)],
+            [spec.name for spec in teaching.trained_specs(state.model.manifest)],
         )
         return {name: after[name] * share + base[name] * (1 - share) for name in names}
 

@@ -20,11 +20,10 @@ from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
 from device_runtime.profiles import Cost, DeviceProfile, GraphPass, Workload, predict
 from device_runtime.profiles.cost import activation_bytes
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.capabilities import MERGES_MORE
 from device_runtime.strategies.interface.device_half import LocalData, Run, Update
 from device_runtime.strategies.interface.kind import KindInfo, Settings
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import (
     MOST,
     BatchSize,

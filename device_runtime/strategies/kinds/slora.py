@@ -17,10 +17,9 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import TensorError
 from device_runtime.profiles import Work, Workload
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.capabilities import MERGES_MORE
 from device_runtime.strategies.interface.kind import KindInfo, Settings
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import MOST, LearningRate, Momentum, Setting, WeightDecay
 
 from .fedavg import FedAvg

@@ -10,11 +10,10 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.bundles.weights import Slices
 from device_runtime.models.errors import BundleError
-from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import KindResult, RoundModel, TensorMean
 from device_runtime.strategies.interface.capabilities import MERGES_MORE
 from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.interface.kind import KindInfo, Settings
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 from device_runtime.strategies.settings import Members
 
 from .fedavg import FedAvg

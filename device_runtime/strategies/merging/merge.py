@@ -18,9 +18,13 @@ from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.strategies.directions.replaying import replay
-from device_runtime.strategies.interface.aggregator_half import CarriedState, KindResult, RoundModel
+from device_runtime.strategies.interface.aggregator_half import (
+    CarriedState,
+    KindResult,
+    RoundModel,
+    TensorMean,
+)
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
-from device_runtime.strategies.interface.tensor_mean import TensorMean
 
 from .server_optimizer import ServerOptimizer
 

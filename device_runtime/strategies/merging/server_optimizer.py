@@ -1,14 +1,17 @@
 """Server optimizers: FedAvg, FedAvgM, FedAdagrad, FedAdam and FedYogi step from the base to the mean.
 
 Reddi et al. 2021 (Adaptive Federated Optimization), algorithm 2; Hsu et al. 2019, section 4.3 (FedAvgM).
+
+`MergeRule` is the interface of a user's own rule.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +20,23 @@ from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors, Vector
 from device_runtime.models.engines.base import BLOCK, blocks
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.plugins import own_code
+from device_runtime.strategies.plugins import Plugin, own_code
 from device_runtime.strategies.settings import Setting
 
-from .merge_rule import MergeRule
+
+class MergeRule(Plugin, ABC):
+    """A frozen dataclass whose fields are its settings, given in the `settings` of a task's `server`."""
+
+    registry: ClassVar[dict[str, Any]] = {}
+    about: ClassVar[str] = "own merge rule"
+
+    @abstractmethod
+    def step(self, base: Tensors, mean: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        """The tensors of `mean` after a step from `base` towards it, and the memory for the next round.
+
+        Arguments are not changed. `memory` is what the last step returned, {} in the first round.
+        """
+
 
 Name = Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 

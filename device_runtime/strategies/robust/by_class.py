@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.tensors import Vector
 from device_runtime.strategies.interface.device_half import Update
 
-from . import coordinate_wise
-from .norm_clip import bound_of, clip_to_norm, length_of
+from . import rules
+from .rules import bound_of, clip_to_norm, length_of
 from .settings import Robust
 from .spool import Spool, SpooledUpdate
 
@@ -97,7 +97,7 @@ def clip_values(spool: Spool, factor: float) -> Iterator[tuple[SpooledUpdate, Ve
     low, high = np.zeros_like(spool.starts), np.zeros_like(spool.starts)
     for within, rows in classes(spool):
         for where, values in spool.blocks(rows, within):
-            about = coordinate_wise.bounds(values, factor)
+            about = rules.bounds(values, factor)
             low[where], high[where] = about.middle - about.reach, about.middle + about.reach
     for row in spool.rows:
         yield row, np.clip(spool.values(row), low, high)

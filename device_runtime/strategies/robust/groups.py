@@ -4,7 +4,7 @@ In a group of fewer than three devices (`settings.LEAST_DEVICES`) a false update
 one, but its length can be bounded. Such an update is shortened to three times the median length of the
 round's updates of all groups (one for each device, its latest), and to the length of the base. In a round of
 fewer than three devices only the base bounds it. Scalars of absolute size are bounded by those whose step is
-as long as the base, scalars of relative size by `directions.step_size`. A class mean is bounded by three
+as long as the base, scalars of relative size by `directions.replaying`. A class mean is bounded by three
 times the median length of all class means of the round.
 """
 
@@ -24,7 +24,7 @@ from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.plugins import own_code
 
 from . import by_class
-from .norm_clip import clip_to_norm, length_of, norms
+from .rules import clip_to_norm, length_of, norms
 from .settings import LEAST_DEVICES
 from .spool import Spool, SpooledUpdate, Start, signature, start_in
 

@@ -1,21 +1,29 @@
-"""Bounds the length of each update by those of the others and of earlier rounds.
+"""Bounds the length of each update by those of others and earlier rounds, or as a task says (`max_norm`).
 
 It needs no setting, and is on where a task has no robust rule. Updates wait until the lengths of all are
-known; those within the bounds are folded bit for bit and in the same order. A length is the Euclidean norm of
-what an update changes in the base. It is compared within a group: updates of one kind and member of the
-family that change as many values.
+known; those within the bounds are folded bit for bit and in the same order. A length is the Euclidean
+norm of what an update changes in the base. It is compared within a group: updates of one kind and member
+of the family that change as many values.
 
     group        at most TIMES times the upper quartile of its lengths, if it has LEAST devices or more
     alone        in a smaller group: TIMES times the median of its lengths in earlier merges, and OTHERS times
                  the upper quartile of all updates of the round; what is unknown is no bound
 
-An update of more epochs than another may be longer by as many times. Running statistics of normalisations, a
-few-shot classifier beside a full update, and each tensor that the base does not have (prototypes, feature
-maps: their root mean square over rows) have a length of their own. Scalars vary more than updates: their
-bound is SCALARS times the upper quartile. Lengths of 0 tell nothing, and are not compared.
+An update of more epochs than another may be longer by as many times. Running statistics of
+normalisations, a few-shot classifier beside a full update, and each tensor that the base does not have
+(prototypes, feature maps: their root mean square over rows) have a length of their own. Scalars vary more
+than updates: their bound is SCALARS times the upper quartile. Lengths of 0 tell nothing, and are not
+compared.
 
-Norm clipping against false updates: Sun et al. 2019 (Can you really backdoor federated learning?). Ours: the
-upper quartile, which devices of few samples do not move, and the memory.
+Norm clipping against false updates: Sun et al. 2019 (Can you really backdoor federated learning?). Ours:
+the upper quartile, which devices of few samples do not move, and the memory.
+
+`scalar_bounds` is for scalars along directions that not all devices of a round share, in rounds with late
+ones: the sign of a scalar cannot be checked along directions that no other device measured, but its
+length can: lengths along random directions are alike. A device chooses itself with which others it is
+late or in time, so all devices that share directions may be lying. Such scalars are therefore bounded by
+the lengths of all scalars of the round, the latest of each device. Rules that compare devices reject late
+scalars of fewer than three devices, because a lying device could choose to be alone.
 """
 
 from __future__ import annotations
@@ -33,17 +41,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.names import RUNNING_STATISTICS
-from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.tensors import Tensors, Vector
+from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import FEW_SHOT, NO_TENSORS, Update
 from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics.bounds import ROUNDS
 from device_runtime.strategies.statistics.centres import LEAST
-from device_runtime.strategies.statistics.statistics_file import IN_MEMORY
+from device_runtime.strategies.statistics.class_statistics import IN_MEMORY
 
 from .groups import FROM_ZERO, device_list
-from .norm_clip import clip_to_norm
+from .rules import NORMAL, bound_of, clip_to_norm, length_of
+from .settings import Robust
+from .spool import Spool
 
 MEMORY = "lengths"
 """The key of earlier lengths in `CarriedState.memory`; its other keys are names of kinds."""
@@ -141,7 +152,7 @@ class LengthBounds:
     def add(self, update: Update, weight: float, compared: Compared, again: Read | None = None) -> None:
         """Let an update wait. `again` reads it once more; None: it is kept in a file. Raises OSError."""
         content = compared.comparable(update).tensors
-        lengths = {group: length_of(content, starts) for group, starts in compared.parts(content).items()}
+        lengths = {group: change_length(content, starts) for group, starts in compared.parts(content).items()}
         form = variant_named(compared.kind, update.variant)
         epochs = int(getattr(form, "epochs", 1))
         read = again or self._stored(update)
@@ -267,10 +278,82 @@ def _values(content: Tensors, starts: Tensors) -> int:
     return sum(content[name].size // _rows(content[name], start) for name, start in starts.items())
 
 
-def length_of(content: Tensors, starts: Tensors) -> float:
+def change_length(content: Tensors, starts: Tensors) -> float:
     """The Euclidean norm; of a tensor that the base does not have, its root mean square over rows."""
     squares = 0.0
     for name, start in starts.items():
         change = np.subtract(content[name], start, dtype=np.float64).reshape(-1)
         squares += float(change @ change) / _rows(content[name], start)
     return float(np.float32(sqrt(squares)))  # the last bits of a sum depend on where it lies in memory
+
+
+BY_LENGTH = frozenset({"norm-clip", "value-clip"})
+"""Rules that bound lengths, and so need no other device along the same directions."""
+
+
+@dataclass(frozen=True)
+class ScalarBounds:
+    """The largest size of a round's scalars: of each value (`by_value`), or of a device's Euclidean norm.
+
+    devices: how many devices the bound was found from.
+    """
+
+    bound: float
+    by_value: bool
+    devices: int
+
+    def held(self, update: Update, times: float) -> Update:
+        """The update clipped to `times` the bound."""
+        g, bound = update.tensors["g"], times * self.bound
+        if self.by_value:
+            return replace(update, tensors={"g": np.clip(g, np.float32(-bound), np.float32(bound))})
+        return replace(update, tensors={"g": clip_to_norm(g, np.zeros_like(g), length_of(g), bound)})
+
+    def is_far(self, update: Update, times: float) -> bool:
+        """Whether an update exceeds `times` the bound; by value, whether half of its values or more do."""
+        g, bound = update.tensors["g"], times * self.bound
+        return bool(np.mean(np.abs(g) > bound) >= 0.5) if self.by_value else length_of(g) > bound
+
+
+def scalar_bounds(every: Iterable[Spool], robust: Robust) -> ScalarBounds:
+    """The bounds that `robust` gives for a round, from the latest scalars of each device."""
+    latest: dict[str, Vector] = {}
+    for spool in sorted(every, key=_round):
+        latest |= {row.device: spool.values(row) for row in spool.rows}
+    by_value, lengths = robust.rule == "value-clip", [length_of(values) for values in latest.values()]
+    if not by_value:
+        return ScalarBounds(bound_of(lengths, None, robust.clip_factor), by_value, len(latest))
+    spread = NORMAL * float(np.median(np.abs(np.concatenate(list(latest.values())))))
+    bound = robust.clip_factor * spread if robust.clip is None else robust.clip
+    return ScalarBounds(bound, by_value, len(latest))
+
+
+def _round(spool: Spool) -> float:
+    """The round that a spool's scalars were made for; infinite for the open round."""
+    late = spool.rows[0].metadata.late
+    return inf if late is None else late.round
+
+
+def rejection_reason(kind: AnyStrategy, update: Update, base: Tensors, most: float) -> str:
+    """Why an update is refused that may be at most `most` away from the base; empty if it is accepted."""
+    try:
+        with own_code(type(kind)):
+            distance = norm(capabilities.comparable(kind, update, base).tensors, base)
+    except OwnCodeError as error:
+        return f"it cannot be compared with the base: {error}"
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return f"it cannot be compared with the base: {type(error).__name__}: {error}"
+    if distance <= most:
+        return ""
+    return f"it is {distance:.4g} away from the base, at most {most:g} is accepted"
+
+
+def norm(update: Tensors, base: Tensors) -> float:
+    """The Euclidean distance from the base; for tensors that the base does not have, from zero."""
+    total = 0.0
+    for key, value in update.items():
+        change = value.astype(np.float64)
+        if key in base and base[key].shape == value.shape:
+            change = change - base[key]
+        total += float(np.square(change).sum())
+    return sqrt(total)

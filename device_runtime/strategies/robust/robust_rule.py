@@ -11,10 +11,9 @@ import numpy as np
 from device_runtime.models.bundles.tensors import Vector
 from device_runtime.strategies.interface.device_half import Update
 
-from . import by_class, krum
-from .coordinate_wise import bounds_in, median, trimmed_mean, weighted_median
+from . import by_class, rules
 from .groups import FROM_ZERO, devices_of
-from .norm_clip import bound_of, clip_to_norm, norms
+from .rules import bound_of, bounds_in, clip_to_norm, median, norms, trimmed_mean, weighted_median
 from .settings import LEAST_DEVICES, Robust
 from .spool import Spool, SpooledUpdate
 
@@ -113,7 +112,7 @@ class RobustRule:
     def _has_enough_for_krum(self, group: UpdateGroup) -> bool:
         """Whether there are enough updates for Krum; if not, the median replaces it, and there is a note."""
         liars, count = self._robust.byzantine or 0, len(group.spool)
-        enough = krum.most_liars(count) >= liars
+        enough = rules.most_liars(count) >= liars
         if not enough and count >= LEAST_DEVICES:
             self._note(
                 f"{self._robust.rule} needs {2 * liars + 3} {group.kind} to withstand {liars} lying devices, "
@@ -125,9 +124,9 @@ class RobustRule:
         """The updates that Krum selects; their weights add up to those of the whole group."""
         spool, weights = group.spool, group.weights
         byzantine, count = self._robust.byzantine, len(spool)
-        liars = krum.most_liars(count) if byzantine is None else byzantine
+        liars = rules.most_liars(count) if byzantine is None else byzantine
         many = 1 if self._robust.rule == "krum" else count - liars
-        places = krum.selected(krum.scores(spool, liars), many)
+        places = rules.selected(rules.krum_scores(spool, liars), many)
         more = sum(weights) / sum(weights[place] for place in places)
         rows = [spool.rows[place] for place in places]
         if many == 1:

@@ -39,9 +39,8 @@ from device_runtime.strategies.statistics.kind_statistics import most_samples
 
 from . import groups, lengths
 from .groups import device_list, group_update
-from .lengths import Compared, LengthBounds, Read
+from .lengths import BY_LENGTH, Compared, LengthBounds, Read, ScalarBounds, scalar_bounds
 from .robust_rule import FAR, RobustRule, Screened, UpdateGroup
-from .scalars import BY_LENGTH, ScalarBounds, scalar_bounds
 from .settings import LEAST_DEVICES, Robust
 from .spool import Spool
 from .statistics import StatisticsOfDevices

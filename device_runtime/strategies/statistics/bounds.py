@@ -49,9 +49,8 @@ from .centres import (
     shrunk,
     without_negative,
 )
-from .class_statistics import Statistics
+from .class_statistics import Statistics, StatisticsFile, StatisticsSource
 from .class_sums import ClassSums
-from .statistics_file import StatisticsFile, StatisticsSource
 
 SIZE = 3.0
 """The largest size of a device, in multiples of the upper quartile."""

@@ -21,9 +21,8 @@ from math import inf, pi, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from .class_statistics import Statistics
+from .class_statistics import Statistics, StatisticsFile
 from .class_sums import ClassSums
-from .statistics_file import StatisticsFile
 
 LEAST = 3
 """The fewest devices, or voices on a class, that are compared with each other."""

@@ -17,7 +17,7 @@ C' is the number of classes with N'_c > 0. A class that no device sent has W_c =
 model is the extractor E with the head W, b: E is averaged with the weights of the statistics, so that old
 means fit it to first order. Late statistics add the base that they were measured on to w_t theta_t. The next
 base keeps its own, trained head. If the head has more features than the statistics, these are of f R
-(`projection.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
+(`directions.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
 and rounds that a device's statistics stand for (`kind_statistics.samples_per_measured`, `device_half.Late`).
 
 m_c is the logit of c at mu_c, less the highest of the other classes there. Training shrinks Sigma on the
@@ -44,16 +44,14 @@ from numpy.typing import NDArray
 from device_runtime.broker.wire.messages import MOST_RARE
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.strategies.directions.projection import Projection
+from device_runtime.strategies.directions.directions import Projection
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
 from device_runtime.strategies.interface.kind import ClassStatistics
 
 from . import bounds, class_statistics
 from .bounds import StatisticsBounds
-from .class_statistics import Statistics
-from .class_sums import ClassSums
-from .feature_scale import scale_in
-from .statistics_file import StatisticsFile, StatisticsSource
+from .class_statistics import Statistics, StatisticsFile, StatisticsSource
+from .class_sums import ClassSums, scale_in
 
 MEMORY = "closed-form"
 """The key of the pool in `CarriedState.memory`, whose other keys are names of kinds."""

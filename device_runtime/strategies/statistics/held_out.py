@@ -23,7 +23,7 @@ from device_runtime.profiles import Workload
 from device_runtime.strategies.interface.device_half import LocalData
 from device_runtime.strategies.training.workload import head_specs
 
-from .feature_scale import scale_in
+from .class_sums import scale_in
 
 CLOSED_FORM = "closed-form/"
 """Prefix of the names of the closed-form head's tensors among those sent with the base."""

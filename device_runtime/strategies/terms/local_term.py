@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Protocol
 
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Workload
+from device_runtime.strategies.interface.capabilities import Traits
 from device_runtime.strategies.interface.device_half import LocalData, Run
-from device_runtime.strategies.interface.traits import Traits
 from device_runtime.strategies.plugins import Plugin
 from device_runtime.strategies.training.local_training import TrainingPlan
 from device_runtime.strategies.training.workload import Training

@@ -13,7 +13,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Received
 from device_runtime.broker.wire.messages import Contribution, Hello, Plan, Step, encode
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
-from device_runtime.strategies.directions.step_size import ScalarMoment, relative, unit
+from device_runtime.strategies.directions.replaying import ScalarMoment, relative, unit
 from device_runtime.strategies.interface.device_half import LocalData, Run
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.strategies.directions.projection import Projection
+from device_runtime.strategies.directions.directions import Projection
 
 
 def matrix(projection: Projection):

@@ -4,7 +4,7 @@ import pytest
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles.tensors import TensorSpec
-from device_runtime.strategies.directions.step_size import GRID, MOST, SMALLEST, ScalarMoment, relative, unit
+from device_runtime.strategies.directions.replaying import GRID, MOST, SMALLEST, ScalarMoment, relative, unit
 
 SPECS = (TensorSpec("a", (3,)), TensorSpec("b", (1,)))
 

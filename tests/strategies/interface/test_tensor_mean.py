@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.engines.base import BLOCK
-from device_runtime.strategies.interface.tensor_mean import TensorMean
+from device_runtime.strategies.interface.aggregator_half import TensorMean
 
 
 def test_tensors_are_averaged_by_weight_over_those_who_trained_them():

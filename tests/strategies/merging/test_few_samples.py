@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from device_runtime.strategies.interface.aggregator_half import CarriedState, KindResult, RoundModel
-from device_runtime.strategies.interface.tensor_mean import TensorMean
+from device_runtime.strategies.interface.aggregator_half import (
+    CarriedState,
+    KindResult,
+    RoundModel,
+    TensorMean,
+)
 from device_runtime.strategies.merging import merge as few_samples
 from device_runtime.strategies.merging.merge import merge
 

@@ -2,8 +2,7 @@ import numpy as np
 
 from device_runtime.models.training.heads import accuracy_and_loss
 from device_runtime.strategies.directions.replaying import replay
-from device_runtime.strategies.interface.aggregator_half import KindResult
-from device_runtime.strategies.interface.tensor_mean import TensorMean
+from device_runtime.strategies.interface.aggregator_half import KindResult, TensorMean
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.few_shot import FewShot
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder

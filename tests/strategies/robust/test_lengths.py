@@ -21,7 +21,7 @@ from device_runtime.strategies.robust.lengths import (
     TIMES,
     Compared,
     LengthBounds,
-    length_of,
+    change_length,
 )
 
 
@@ -173,7 +173,7 @@ def test_rows_of_prototypes_and_maps_have_a_length_whatever_their_number(round_m
         content = {"maps": np.full((rows, 4, 2), 0.5, np.float32)}
         [(group, starts)] = compared.parts(content).items()
         assert (group.part, group.values) == ("maps", 8)
-        assert length_of(content, starts) == pytest.approx(np.sqrt(8 * 0.25))
+        assert change_length(content, starts) == pytest.approx(np.sqrt(8 * 0.25))
 
 
 @pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi", "fedavgm"])

@@ -9,7 +9,7 @@ import pytest
 
 from device_runtime.kinds import FedAvg
 from device_runtime.strategies.interface.device_half import Update
-from device_runtime.strategies.robust.max_norm import norm, rejection_reason
+from device_runtime.strategies.robust.lengths import norm, rejection_reason
 
 
 def test_the_norm_is_the_distance_from_the_base():

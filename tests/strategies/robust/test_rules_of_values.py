@@ -7,7 +7,7 @@ from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import Robust, Screen
-from device_runtime.strategies.robust.coordinate_wise import bounds, median, weighted_median
+from device_runtime.strategies.robust.rules import bounds, median, weighted_median
 
 NUM_Z = 2
 

@@ -7,7 +7,7 @@ from device_runtime.strategies.interface.device_half import Late, Update
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
-from device_runtime.strategies.robust.scalars import BY_LENGTH
+from device_runtime.strategies.robust.lengths import BY_LENGTH
 
 
 def merged(round_model, kind, rule, sent, tmp_path, **numbers):

@@ -10,7 +10,7 @@ from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.robust import RULES, Robust, Screen
-from device_runtime.strategies.robust.coordinate_wise import trim_count
+from device_runtime.strategies.robust.rules import trim_count
 from device_runtime.strategies.statistics.class_statistics import Statistics
 
 HOLDING = [rule for rule in RULES if rule != "none"]
@@ -334,7 +334,7 @@ def test_small_pieces_give_what_one_large_piece_gives(round_model, tmp_path, rul
     whole, _ = merged(round_model, rule, sent, tmp_path)
     for place in (
         "device_runtime.strategies.robust.spool.BUDGET",
-        "device_runtime.strategies.robust.krum.BUDGET",
+        "device_runtime.strategies.robust.rules.BUDGET",
     ):
         monkeypatch.setattr(place, 2 * 9 * 8)
     pieces, _ = merged(round_model, rule, sent, tmp_path)
@@ -347,7 +347,7 @@ def test_small_pieces_give_what_one_large_piece_gives(round_model, tmp_path, rul
 def test_memory_does_not_grow_with_the_devices(round_model, tmp_path, rule, monkeypatch):
     """Four times the devices: 60 more updates of 0.3 MB each, and not a megabyte more."""
     monkeypatch.setattr("device_runtime.strategies.robust.spool.BUDGET", 2**20)
-    monkeypatch.setattr("device_runtime.strategies.robust.krum.BUDGET", 2**20)
+    monkeypatch.setattr("device_runtime.strategies.robust.rules.BUDGET", 2**20)
     peaks = []
     for devices in (20, 80):
         kind = registry.make("full")

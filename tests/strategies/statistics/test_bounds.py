@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 from benchmarks.poisoned_statistics import LIES
-from device_runtime.strategies.statistics import bounds, statistics_file
+from device_runtime.strategies.statistics import bounds, class_statistics
 from device_runtime.strategies.statistics.bounds import StatisticsBounds, no_rounds
-from device_runtime.strategies.statistics.class_statistics import Statistics, measure_statistics
+from device_runtime.strategies.statistics.class_statistics import (
+    Statistics,
+    StatisticsFile,
+    StatisticsSource,
+    measure_statistics,
+)
 from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.closed_form import solve_head
-from device_runtime.strategies.statistics.statistics_file import StatisticsFile, StatisticsSource
 
 LABELS, WIDTH = 5, 12
 CENTRES = 2.5 * np.random.default_rng(0).normal(size=(LABELS, WIDTH))
@@ -232,7 +236,7 @@ def test_what_is_remembered_of_rounds_is_finite_and_short():
 
 
 def test_statistics_are_read_back_bit_for_bit_from_a_file_too(monkeypatch, tmp_path):
-    monkeypatch.setattr(statistics_file, "IN_MEMORY", 1)
+    monkeypatch.setattr(class_statistics, "IN_MEMORY", 1)
     sent = [honest(0), honest(1, [2]), replace(honest(2), moment_sums=NONE.moment_sums, moments=NONE.moments)]
     sent.append(replace(honest(3), sums=honest(3).sums.weighted(0.3), right=np.array([3.0, 2.0, 1.0])))
     file = StatisticsFile(LABELS, WIDTH)

@@ -9,8 +9,12 @@ from device_runtime.strategies.statistics.centres import (
     distances_to,
     weighted_median,
 )
-from device_runtime.strategies.statistics.class_statistics import Statistics, measure_statistics
-from device_runtime.strategies.statistics.statistics_file import StatisticsFile, StatisticsSource
+from device_runtime.strategies.statistics.class_statistics import (
+    Statistics,
+    StatisticsFile,
+    StatisticsSource,
+    measure_statistics,
+)
 
 LABELS, WIDTH = 4, 16
 NONE = Statistics.none(LABELS, WIDTH)

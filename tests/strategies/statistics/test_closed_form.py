@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.tensors import decode, encode
-from device_runtime.strategies.directions.projection import Projection
+from device_runtime.strategies.directions.directions import Projection
 from device_runtime.strategies.interface.device_half import Late, LocalData, Update
 from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds import registry

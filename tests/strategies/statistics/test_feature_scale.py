@@ -6,10 +6,8 @@ import pytest
 
 from device_runtime.models.bundles.manifest import Parameter
 from device_runtime.strategies.kinds.class_means import ClassMeans
-from device_runtime.strategies.statistics.class_statistics import Statistics
-from device_runtime.strategies.statistics.class_sums import ClassSums
-from device_runtime.strategies.statistics.feature_scale import scale_by, scale_in
-from device_runtime.strategies.statistics.statistics_file import StatisticsFile, StatisticsSource
+from device_runtime.strategies.statistics.class_statistics import Statistics, StatisticsFile, StatisticsSource
+from device_runtime.strategies.statistics.class_sums import ClassSums, scale_by, scale_in
 
 SCALE = "head.scale"
 

@@ -12,7 +12,7 @@ from device_runtime.models.bundles.tensors import decode, encode
 from device_runtime.models.errors import TensorError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies.codecs import chain
-from device_runtime.strategies.directions.projection import Projection
+from device_runtime.strategies.directions.directions import Projection
 from device_runtime.strategies.interface.device_half import Late, LocalData
 from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds import registry

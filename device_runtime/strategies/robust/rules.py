@@ -1,4 +1,4 @@
-"""Robust rules for each value of the model by itself: median, trimmed mean, value clipping.
+"""The robust rules for updates: median, trimmed mean, value and norm clipping, Krum.
 
 Median (Yin et al. 2018, Byzantine-robust distributed learning, definition 1): with fewer lying devices than
 honest ones it is between the values of honest devices, however large a false value is. The weighted median
@@ -7,11 +7,20 @@ does so as long as lying devices have less than half of the weight.
 Trimmed mean (same paper, definition 2): the largest and the smallest values are ignored, a share `trim` at
 either end; the rest is averaged. It withstands as many lying devices as are ignored at one end.
 
-Value clipping (one step of Huber 1964): each value is held within a bound around the median. The spread of a
-value is its median distance from the median over the devices, times 1.4826: a normal distribution's standard
-deviation. The mean of values held within `factor` spreads is nearly as exact as the plain mean when all are
-honest, and a lying device moves it by at most `factor` spreads. With a stated bound, values are held within
-that bound of where they started.
+Value clipping (one step of Huber 1964): each value is held within a bound around the median. The spread
+of a value is its median distance from the median over the devices, times 1.4826: a normal distribution's
+standard deviation. The mean of values held within `factor` spreads is nearly as exact as the plain mean
+when all are honest, and a lying device moves it by at most `factor` spreads. With a stated bound, values
+are held within that bound of where they started.
+
+Norm clipping (Sun et al. 2019, Can you really backdoor federated learning?, section 4.2): an update whose
+change d of the base w is longer than a bound is shortened to w + d min(1, bound / |d|), so that a lying
+device moves the mean no further than an honest one can. The direction of d is not checked.
+
+Krum and Multi-Krum (Blanchard et al. 2017, Machine learning with adversaries, sections 4 and 6): of n
+updates, of which f may be false, each is scored by the sum of its squared distances to the n - f - 2
+nearest others. Krum takes the update with the smallest score, Multi-Krum the mean of the n - f with the
+smallest scores. Both need n >= 2 f + 3.
 """
 
 from __future__ import annotations
@@ -25,7 +34,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.tensors import Vector
 
-from .spool import Spool
+from .spool import BUDGET, Spool
 
 PIECE = 1 << 18
 """Values that are sorted at a time."""
@@ -120,3 +129,76 @@ def bounds(values: Vector, factor: float) -> Bounds:
     with np.errstate(over="ignore"):  # false values can be further apart than a float32 holds
         reach: Vector = median(np.abs(values - middle)) * np.float32(factor * NORMAL)
     return Bounds(middle, reach)
+
+
+def norms(spool: Spool) -> NDArray[np.float64]:
+    """The Euclidean length of each update's change from its start, float64 (devices,)."""
+    squares = np.zeros(len(spool))
+    for where, values in spool.blocks():
+        start = spool.starts[where].astype(np.float64)
+        for place, row in enumerate(values):
+            change = row - start
+            squares[place] += change @ change
+    return np.sqrt(squares)
+
+
+def bound_of(lengths: NDArray[np.float64] | Sequence[float], fixed: float | None, factor: float) -> float:
+    """The fixed bound; if it is None, `factor` times the median length."""
+    return float(np.median(lengths)) * factor if fixed is None else fixed
+
+
+def clip_to_norm(values: Vector, start: Vector, length: float, bound: float) -> Vector:
+    """Values float32 (values,) at most `bound` from `start`; `length` is how far they are now."""
+    if length <= bound:
+        return values
+    change = values.astype(np.float64) - start
+    change *= bound / length
+    change += start
+    return change.astype(np.float32)
+
+
+def length_of(values: Vector) -> float:
+    """The Euclidean norm."""
+    return float(np.linalg.norm(values.astype(np.float64)))
+
+
+def most_liars(devices: int) -> int:
+    """The largest f that n = `devices` updates withstand; below 0 for fewer than three updates."""
+    return (devices - 3) // 2
+
+
+def selected(scores: NDArray[np.float64], many: int) -> list[int]:
+    """The indices of the `many` smallest scores, in rising order; of equal scores the first."""
+    return sorted(np.argsort(scores, kind="stable")[:many].tolist())
+
+
+def krum_scores(spool: Spool, liars: int) -> NDArray[np.float64]:
+    """The score of each update, float64 (devices,); `liars` is f, and n at least f + 3.
+
+    Distances are computed for as many devices at a time as fit BUDGET, from products of the changes, summed
+    over pieces of the model. Memory grows with the number of devices, not with the model.
+    """
+    count = len(spool)
+    nearest = count - liars - 2
+    step = max(1, BUDGET // (8 * count))
+    totals = np.empty(count)
+    for begin in range(0, count, step):
+        end = min(begin + step, count)
+        distances = _distances(spool, slice(begin, end), step)
+        distances[np.arange(end - begin), np.arange(begin, end)] = np.inf  # not to itself
+        near = np.partition(distances, nearest - 1, axis=1)[:, :nearest]
+        totals[begin:end] = np.sort(near, axis=1).sum(axis=1)
+    return totals
+
+
+def _distances(spool: Spool, some: slice, width: int) -> NDArray[np.float64]:
+    """Squared distances of some updates to all, |a|^2 + |b|^2 - 2 a b of their changes: (some, devices)."""
+    count = len(spool)
+    products = np.zeros((some.stop - some.start, count))
+    squares = np.zeros(count)
+    for where, values in spool.blocks(width=width):
+        changes = values.astype(np.float64) - spool.starts[where]
+        products += changes[some] @ changes.T
+        squares += np.einsum("ij,ij->i", changes, changes)
+    distances: NDArray[np.float64] = np.maximum(squares[some, None] + squares - 2 * products, 0)
+    return distances
