@@ -190,7 +190,7 @@ class RoundsState:
     """With cohorts: the number of devices still to be asked; there may have been none to ask."""
     due: bool = False
     """Whether a device to ask, or a free place, may have appeared since the last draw."""
-    retries_s: float = inf
+    retries_at: float = inf
     """When to draw again in any case."""
     asked_at: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
     """When devices were asked.

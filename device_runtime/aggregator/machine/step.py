@@ -138,7 +138,7 @@ def step(state: RoundsState, event: Event) -> Result:
     if not isinstance(event, _TIMELESS):
         state, more = _advance(state, event.now)
         commands += more
-    if state.due or event.now >= state.retries_s:
+    if state.due or event.now >= state.retries_at:
         state, more = _invite(state, event.now)
         commands += more
     return state, commands
@@ -374,9 +374,9 @@ def _invite(state: RoundsState, now: float) -> Result:
     size = state.rules.cohort(state.round)
     if size is None or state.phase != "collect" or now < state.settles_at:
         return state, ()
-    places, retries_s = state.places, inf
+    places, retries_at = state.places, inf
     if isinstance(state.rules.closing, FullBuffer):
-        places, retries_s = size - len(state.waiting) - len(state.behind), now + RETRY_S
+        places, retries_at = size - len(state.waiting) - len(state.behind), now + RETRY_S
     if places <= 0:
-        return state.but(due=False, retries_s=inf), ()
-    return state.but(due=False, retries_s=retries_s), (Invite(state.round, places),)
+        return state.but(due=False, retries_at=inf), ()
+    return state.but(due=False, retries_at=retries_at), (Invite(state.round, places),)

@@ -371,7 +371,7 @@ class RandomRun:
     def check_places(self):
         """No place stays free while somebody could take it; a buffered run may wait for its next retry."""
         state = self.state
-        if isinstance(self.rules.closing, FullBuffer) and self.now < state.retries_s:
+        if isinstance(self.rules.closing, FullBuffer) and self.now < state.retries_at:
             return
         if state.phase == "collect" and not self.plain.everyone and self.now >= state.settles_at:
             assert self.places() <= 0 or not self.free()

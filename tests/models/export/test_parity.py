@@ -100,7 +100,7 @@ def is_trained(graph, name: str) -> bool:
 
 def test_weights_merged_because_they_are_equal_are_caught_by_name(module, spoilt, tmp_path):
     """Right for the module's own weights (seed 0), wrong as soon as training has parted them."""
-    spoilt(lambda graph: is_trained(graph, "two.weight") and read_instead(graph, "two.weight", "one.weight"))
+    spoilt(lambda graph: is_trained(graph, "two.weight") and read_instead(graph, "two.weight", "norm.weight"))
     message = refusal(module, tmp_path)
     assert message.startswith("graph loss.all, batch 1, seed 1: losses differs from torch by")
 
@@ -109,9 +109,9 @@ def test_weights_folded_into_the_graph_are_caught_by_name(module, spoilt):
     """The graph still takes the parameter, and reads what it was when it was traced."""
 
     def fold(graph) -> None:
-        if is_trained(graph, "one.bias"):
+        if is_trained(graph, "norm.bias"):
             graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(8, np.float32), "folded"))
-            read_instead(graph, "one.bias", "folded")
+            read_instead(graph, "norm.bias", "folded")
 
     spoilt(fold)
     message = refusal_of_gradients(module)
@@ -120,14 +120,14 @@ def test_weights_folded_into_the_graph_are_caught_by_name(module, spoilt):
 
 def test_weights_that_a_graph_no_longer_takes_are_caught_by_name(module, spoilt):
     def drop(graph) -> None:
-        for value in [value for value in graph.input if value.name == "one.bias"]:
+        for value in [value for value in graph.input if value.name == "norm.bias"]:
             graph.input.remove(value)
-            graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(8, np.float32), "one.bias"))
+            graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(8, np.float32), "norm.bias"))
 
     spoilt(drop)
     message = refusal_of_gradients(module)
     assert "graph train.all" in message
-    assert "one.bias" in message
+    assert "norm.bias" in message
 
 
 def test_the_worst_of_several_wrong_gradients_is_named(module, spoilt):
