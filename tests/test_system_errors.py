@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.aggregator.configuration.exit_codes import exit_code
-from device_runtime.aggregator.errors import ConfigError, RunFolderError
+from device_runtime.aggregator.errors import ConfigError, RunFolderError, exit_code
 from device_runtime.service_process import Exit
 from device_runtime.system_errors import is_of_disk, shortage
 

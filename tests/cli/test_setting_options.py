@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import pytest
 
 from device_runtime.aggregator.configuration.config import ServerConfig
-from device_runtime.aggregator.tasks.shared_settings import SharedSettings
+from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli import main
 from device_runtime.cli.operator import serve

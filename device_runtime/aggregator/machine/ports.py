@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from device_runtime.aggregator.last_will import GRACE_S
 from device_runtime.aggregator.limits import MOST_DEVICES
 from device_runtime.broker.security.signing import SessionKey
 from device_runtime.broker.wire.link import Event
@@ -18,6 +17,9 @@ from device_runtime.broker.wire.messages import Offer, encode
 from .run_events import Observer, RunEvent
 
 log = logging.getLogger(__name__)
+
+GRACE_S = 2.0
+"""Seconds in which the loss of a broker is noticed."""
 
 
 class AggregatorLink(Protocol):

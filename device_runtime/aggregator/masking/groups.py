@@ -1,14 +1,22 @@
-"""Divides the masked updates of a round into groups whose sums are opened.
+"""Sums of masked updates: which updates a sum has, opening it, who spoils sums, and the privacy budget.
 
-A group has updates of one kind, made for one round and from one model, with the same tensors. The division
-depends only on what is stored, so that it is the same after a crash: a mask helper answers for a set of
-devices only once.
+A group has updates of one kind, made for one round and from one model, with the same tensors. The
+division depends only on what is stored, so that it is the same after a crash: a mask helper answers for a
+set of devices only once.
+
+A sum that cannot be one of its devices' updates tells that one of them lied, not which, and none is
+opened alone. So suspects are spread over as many sums as the round allows, differently in each round: the
+liar's sum is spoilt each time, and other devices are in it by chance.
+
+Where mask helpers add noise, the run keeps within a budget. A round counts as spent when it is opened:
+its masks, with the noise, are in the run's database before any device is asked. So a round that a crash
+interrupts, or that is rolled back, counts.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -19,6 +27,8 @@ import msgspec
 from device_runtime.aggregator.storage.bases import base_weights
 from device_runtime.aggregator.storage.contributions import MaskedContribution
 from device_runtime.aggregator.storage.store import Store
+from device_runtime.aggregator.storage.sums import MaskFault, StoredAnswer, SumRecord
+from device_runtime.aggregator.tasks.mask_settings import CentralNoise
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.messages import INLINE_LIMIT, Masks
 from device_runtime.broker.wire.sum_messages import SumRequest, SumSeed
@@ -26,12 +36,47 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
-from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
+from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason, variant_named
+from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import SumLayout, layout_of
+from device_runtime.strategies.masking.masks import MaskedVector
 from device_runtime.strategies.masking.noise import deviation_of
-from device_runtime.strategies.masking.sums import SummedGroup, weight_share
+from device_runtime.strategies.masking.sums import OpenedSum, SummedGroup, weight_share
 
-from .suspects import spread
+LEAST_SUMS, AHEAD = 3, 2
+"""A device is named that was in at least so many spoilt sums, and in so many more than others there."""
+
+
+def spread(
+    updates: Sequence[MaskedContribution], parts: int, suspicions: Mapping[str, int]
+) -> tuple[tuple[MaskedContribution, ...], ...]:
+    """The updates in so many parts of about equal size, with suspects spread over them.
+
+    Devices with as many suspicions are spread as a hash of round and device says, and so in each round anew.
+    """
+
+    def place(update: MaskedContribution) -> tuple[int, bytes]:
+        drawn = hashlib.sha256(f"{update.round} {update.device}".encode()).digest()
+        return -suspicions.get(update.device, 0), drawn
+
+    ordered = sorted(updates, key=place)
+    return tuple(
+        tuple(sorted(ordered[part::parts], key=lambda update: update.device)) for part in range(parts)
+    )
+
+
+def faults_of(
+    updates: Sequence[MaskedContribution], sum_id: bytes, why: str, suspicions: Mapping[str, int]
+) -> tuple[MaskFault, ...]:
+    """What a spoilt sum says against its devices. `suspicions`: by device, without those of this sum."""
+    ordered = sorted((suspicions.get(update.device, 0) + 1, update.device) for update in updates)
+    most, device = ordered[-1]
+    others = ordered[-2][0] if len(ordered) > 1 else most
+    if most >= LEAST_SUMS and most - others >= AHEAD:
+        common = f"{most} sums that cannot be had its updates in common"
+        return (MaskFault(device, "named", common, sum_id),)
+    return tuple(MaskFault(update.device, "sum", why, sum_id) for update in updates)
+
 
 TOO_FEW = "too few devices"
 """Begins the reason that a group is too small."""
@@ -204,3 +249,99 @@ def _divided(
     ends = [len(updates) * part // parts for part in range(parts + 1)]
     for start, end in pairwise(ends):
         yield tuple(updates[start:end])
+
+
+Answers = Mapping[tuple[bytes, str], StoredAnswer]
+"""By sum and mask helper."""
+
+
+def open_sum(group: SumGroup, store: Store, answers: Answers) -> OpenedSum:
+    """The mean of a group's updates: what came from its devices, less the sums of masks.
+
+    No more than two vectors are in memory. Raises MaskError where the sum cannot be opened, BlobError where a
+    content cannot be read.
+    """
+    if group.too_small:
+        raise MaskError(group.too_small)
+    by_helper = {helper.name: answers.get((group.id, helper.name)) for helper in group.masks.helpers}
+    for name, answer in by_helper.items():
+        if answer is not None and answer.refusal:
+            raise MaskError(f"mask helper {name} refused it: {answer.refusal}")
+    size = group.layout.values, group.layout.numbers
+    total = MaskedVector.zeros(*size)
+    for update in group.updates:
+        total.add(MaskedVector.from_bytes(store.contributions.masked_content(update), *size))
+    for name, answer in by_helper.items():
+        if answer is None:
+            raise MaskError(f"mask helper {name} has not answered")
+        total.subtract(MaskedVector.from_bytes(store.sums.content(answer), *size))
+    return sums.read(total, group.layout, group.summed, group.strategy)
+
+
+def record_of(group: SumGroup, loss: float = nan, why: str = "") -> SumRecord:
+    """The record of a sum: opened with this training loss, or not opened, and why."""
+    summed = group.summed
+    return SumRecord(group.id, group.round, group.kind, summed.devices, summed.num_examples, loss, why)
+
+
+def note_of(record: SumRecord, number: int) -> str:
+    """What a round's note says of a sum that was not opened; empty if it was. `number`: the round."""
+    if not record.why:
+        return ""
+    updates = "1 update" if record.devices == 1 else f"{record.devices} updates"
+    late = f" for round {record.round}" if record.round != number else ""
+    return f"{updates} of {record.kind}{late} not opened: {record.why}"
+
+
+def kinds_alone(records: Sequence[SumRecord], number: int) -> tuple[str, ...]:
+    """Kinds of which round `number` opened no sum, because too few devices chose them."""
+    own_records = [record for record in records if record.round == number]
+    opened = {record.kind for record in own_records if not record.why}
+    return tuple(sorted({record.kind for record in own_records if record.why.startswith(TOO_FEW)} - opened))
+
+
+class NoiseBudget:
+    """The noise of a run's sums, and what its rounds have spent. Raises RunFolderError."""
+
+    def __init__(self, task: Task, store: Store, manifests: Mapping[str, Manifest]) -> None:
+        """`manifests` by member, "" for the main model. Raises TaskError where there is no such noise."""
+        self._task, self._store, self._manifests = task, store, manifests
+        self._noise = CentralNoise.of(task.masks, task.rounds) if task.masks else None
+
+    def noisy(self, masks: Masks) -> Masks:
+        """The masks of an offer, with the noise of this run if it has any."""
+        return masks if self._noise is None else self._noise.added_to(masks)
+
+    def refusal(self, number: int) -> str:
+        """Why round `number` must not be opened: it would exceed the budget; empty if it may be."""
+        if self._noise is None:
+            return ""
+        return self._noise.refusal([noise for n, noise in self._opened().items() if n != number])
+
+    def misfit(self, number: int, weights: Callable[[str], Tensors]) -> str:
+        """Why devices must not be asked in the open round `number`; empty if they may be.
+
+        It is that the fixed point of an update does not fit the noise. weights: gives those of a member that
+        the round distributes, "" for the main model.
+        """
+        masks = self._store.sums.masks(number)
+        if self._noise is None or masks is None:
+            return ""
+        for kind in self._task.offered(number):
+            for form in kind.strategy.variants():
+                manifest = self._manifests.get(form.member)
+                if manifest is None or inapplicable_reason(form, manifest):
+                    continue
+                if why := self._noise.misfit(layout_of(form, manifest, weights(form.member), masks)):
+                    return f"{kind.name}: {why}"
+        return ""
+
+    def spent(self, number: int) -> float:
+        """Epsilon that all rounds up to `number` have spent; nan without noise."""
+        if self._noise is None:
+            return nan
+        return self._noise.spent(noise for n, noise in self._opened().items() if n <= number)
+
+    def _opened(self) -> dict[int, int]:
+        """The noise multiplier, in thousandths, of each round that was opened with noise."""
+        return self._store.sums.noise()

@@ -20,9 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.aggregator.masking.groups import SumGroup, SumGroups
-from device_runtime.aggregator.masking.opening import note_of, open_sum, record_of
-from device_runtime.aggregator.masking.suspects import faults_of
+from device_runtime.aggregator.masking.groups import (
+    SumGroup,
+    SumGroups,
+    faults_of,
+    note_of,
+    open_sum,
+    record_of,
+)
 from device_runtime.aggregator.storage.bases import StepLine, base_weights, checkpoint, next_base
 from device_runtime.aggregator.storage.contributions import StoredContribution
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, RoundModels, Store

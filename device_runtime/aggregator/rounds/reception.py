@@ -1,9 +1,13 @@
-"""Takes contributions from devices: checks the address, fetches large contents, checks them."""
+"""Takes contributions from devices: checks the address, fetches large contents, checks them.
+
+While the disk refuses contributions, nobody else is blamed for their absence.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from device_runtime.aggregator.delivery.outbound import Outbound
 from device_runtime.aggregator.errors import DatabaseError, RunFolderError, UpdateRefused
@@ -20,10 +24,42 @@ from device_runtime.aggregator.machine.events import (
 from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.machine.state import RoundsState
 from device_runtime.aggregator.rounds.run import OpenRun
-from device_runtime.aggregator.storage.disk_refusal import DiskRefusal
-from device_runtime.broker.errors import BlobError
+from device_runtime.broker.errors import BlobError, NoRoom
 from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Contribution
+from device_runtime.system_errors import is_of_disk
+
+
+class DiskRefusal:
+    """`why`: why the disk of a run folder takes no contributions; empty if it does, or none has come."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.why = ""
+
+    def refused(self, error: Exception) -> None:
+        """A contribution was dropped for an error; its device sends it again. Logged once in a row."""
+        if not isinstance(error, (NoRoom, RunFolderError)) and not is_of_disk(error):
+            return
+        if not self.why:
+            log.warning("%s", self._text(str(error)))
+        self.why = str(error)
+
+    def took(self) -> None:
+        """A contribution was stored."""
+        if self.why:
+            log.info("run folder %s takes contributions again", self._folder)
+        self.why = ""
+
+    def check(self) -> None:
+        """Raises RunFolderError while it refuses: a deadline without contributions is then nobody's fault."""
+        if self.why:
+            raise RunFolderError(f"{self._text(self.why)} The same command goes on with the round")
+
+    def _text(self, why: str) -> str:
+        advice = "" if "free some space" in why else " Free some space there."
+        return f"the disk of run folder {self._folder} takes no contributions: {why}.{advice}"
+
 
 log = logging.getLogger(__name__)
 

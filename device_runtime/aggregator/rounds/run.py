@@ -13,8 +13,7 @@ from device_runtime.aggregator.errors import RollbackError
 from device_runtime.aggregator.machine.events import DoPhase
 from device_runtime.aggregator.machine.run_events import RoundClosed
 from device_runtime.aggregator.machine.state import Rules, Saved
-from device_runtime.aggregator.masking.budget import NoiseBudget
-from device_runtime.aggregator.masking.groups import SumGroups
+from device_runtime.aggregator.masking.groups import NoiseBudget, SumGroups
 from device_runtime.aggregator.merging.evaluation import (
     Evaluator,
     mean_loss,
@@ -39,8 +38,12 @@ from device_runtime.aggregator.storage.run_files import (
 )
 from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
 from device_runtime.aggregator.tasks.closing import WINDOW, Progress, score_of
-from device_runtime.aggregator.tasks.family import with_members
-from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head, without_effect
+from device_runtime.aggregator.tasks.feasible import (
+    check_kinds,
+    with_members,
+    with_possible_head,
+    without_effect,
+)
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.blobs import BlobRoom
 from device_runtime.broker.wire.messages import Blob, Masks

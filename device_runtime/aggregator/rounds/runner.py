@@ -21,7 +21,7 @@ from device_runtime.aggregator.machine.run_events import (
     SumsAwaited,
 )
 from device_runtime.aggregator.machine.state import RoundsState
-from device_runtime.aggregator.masking.opening import kinds_alone
+from device_runtime.aggregator.masking.groups import kinds_alone
 from device_runtime.aggregator.masking.requests import SumRequests
 from device_runtime.aggregator.storage import run_files
 from device_runtime.aggregator.tasks.closing import Progress, score_of

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.configuration import enrolled
 from device_runtime.aggregator.configuration.config import AUTO, BrokerSection, broker_for, keep_port, renewal
-from device_runtime.aggregator.configuration.exit_codes import exit_code
-from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.aggregator.errors import AggregatorError, exit_code
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl

@@ -11,12 +11,11 @@ import msgspec
 
 from device_runtime.aggregator.configuration import config, logs
 from device_runtime.aggregator.configuration.config import ServerConfig
-from device_runtime.aggregator.configuration.exit_codes import exit_code
-from device_runtime.aggregator.errors import AggregatorError, ConfigError, TaskError
+from device_runtime.aggregator.errors import AggregatorError, ConfigError, TaskError, exit_code
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import kinds_named
-from device_runtime.aggregator.tasks.shared_settings import SharedSettings
+from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_plugins, listed, load_plugins
 from device_runtime.cli.setting_options import add_settings, option_values

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import AggregatorError
-from device_runtime.aggregator.tasks.shared_settings import SharedSettings
+from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_format, add_plugins, count, load_plugins, positive
 from device_runtime.cli.setting_options import add_settings

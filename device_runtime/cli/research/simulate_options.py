@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.aggregator.tasks.shared_settings import SharedSettings
+from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import COLUMN_FLAGS, COLUMN_HELP, listed, positive
 from device_runtime.cli.setting_options import option_values

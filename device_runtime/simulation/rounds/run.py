@@ -11,8 +11,12 @@ from device_runtime.aggregator.errors import AggregatorError, TaskError
 from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
 from device_runtime.aggregator.merging.merge_round import open_family, samples
 from device_runtime.aggregator.rounds.run import first_base
-from device_runtime.aggregator.tasks.family import members_called, with_members
-from device_runtime.aggregator.tasks.feasible import check_kinds, with_possible_head
+from device_runtime.aggregator.tasks.feasible import (
+    check_kinds,
+    members_called,
+    with_members,
+    with_possible_head,
+)
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.device.selection.choose import MAIN, policy_named
 from device_runtime.models.bundles import bundle as bundles

@@ -16,7 +16,7 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.kind_settings import with_usual
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
-from device_runtime.aggregator.tasks.shared_settings import SharedSettings
+from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task, check_effect
 from device_runtime.content import content, explained, near, read_toml
 from device_runtime.device.selection.choose import RICHEST, ChoicePolicy

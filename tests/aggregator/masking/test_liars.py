@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.masking import suspects
+from device_runtime.aggregator.masking import groups
 from device_runtime.aggregator.storage import sums
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Mask
@@ -323,6 +323,6 @@ def test_a_device_is_named_when_it_was_in_more_spoilt_sums_than_all_others(befor
         def __init__(self, device):
             self.device = device
 
-    faults = suspects.faults_of([Of(name) for name in "abc"], b"sum", "why", before)
+    faults = groups.faults_of([Of(name) for name in "abc"], b"sum", "why", before)
     assert tuple(fault.device for fault in faults if fault.fault == "named") == named
     assert len(faults) == (1 if named else 3)

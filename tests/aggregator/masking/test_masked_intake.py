@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.intake.check import masked_bytes
-from device_runtime.aggregator.serving.check_process import ContributionChecker
+from device_runtime.aggregator.serving.worker_main import ContributionChecker
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.broker.wire import compact_round, topics

@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.configuration.exit_codes import exit_code
-from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.aggregator.errors import RunFolderError, exit_code
 from device_runtime.aggregator.intake.fetching import MAX_PULLS
-from device_runtime.aggregator.last_will import GRACE_S, RETURN_S
+from device_runtime.aggregator.machine.ports import GRACE_S
 from device_runtime.aggregator.machine.run_events import (
     Contributed,
     ContributionRefused,
@@ -23,7 +22,7 @@ from device_runtime.aggregator.machine.run_events import (
     RoundClosed,
     RoundExtended,
 )
-from device_runtime.aggregator.rounds.device_messages import FETCHED_S, MOST_REASONS
+from device_runtime.aggregator.rounds.device_messages import FETCHED_S, MOST_REASONS, RETURN_S
 from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.rounds.service import LINGER_S, MOST_LINGER_S
 from device_runtime.aggregator.tasks.closing import AllDevices

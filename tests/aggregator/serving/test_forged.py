@@ -7,7 +7,7 @@ import pytest
 from device_runtime.aggregator.configuration.enrolled import Enrolled, enrolled_devices
 from device_runtime.aggregator.delivery.router import Router
 from device_runtime.aggregator.intake.check import CheckedMessage
-from device_runtime.aggregator.serving.check_process import check_received
+from device_runtime.aggregator.serving.worker_main import check_received
 from device_runtime.broker.security import signing
 from device_runtime.broker.security.signing import DeviceSigner, Signer
 from device_runtime.broker.servers.broker_folder import DEVICES, SITE, BrokerFolder, BrokerSetup

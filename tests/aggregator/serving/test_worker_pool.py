@@ -16,13 +16,12 @@ import pytest
 
 from device_runtime import cli
 from device_runtime.aggregator.configuration.config import LogSection
-from device_runtime.aggregator.configuration.exit_codes import exit_code
 from device_runtime.aggregator.delivery.router import Router
-from device_runtime.aggregator.errors import ConfigError, DatabaseError, WorkerError
+from device_runtime.aggregator.errors import ConfigError, DatabaseError, WorkerError, exit_code
 from device_runtime.aggregator.intake.check import CheckedMessage
 from device_runtime.aggregator.serving import worker_main as worker
-from device_runtime.aggregator.serving.check_process import ContributionChecker, check_received
 from device_runtime.aggregator.serving.process import Process
+from device_runtime.aggregator.serving.worker_main import ContributionChecker, check_received
 from device_runtime.aggregator.serving.worker_pool import (
     CheckedContribution,
     MessageOfWorker,

@@ -25,7 +25,7 @@ from device_runtime.aggregator.machine.run_events import (
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleLog, energy_from, size, summary
-from device_runtime.aggregator.views.terminal_state import TerminalState, sparkline
+from device_runtime.aggregator.views.terminal import TerminalState, sparkline
 
 TASK = Task(bundle="b", name="digits", rounds=2)
 

@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import task as tasks
-from device_runtime.aggregator.tasks.family import unused_reason, with_members
+from device_runtime.aggregator.tasks.feasible import unused_reason, with_members
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 
 PATHS = ("bundles/narrow.zip", "bundles/narrower.zip")

@@ -4,7 +4,7 @@ import logging
 import pytest
 
 from device_runtime.aggregator.errors import TaskError
-from device_runtime.aggregator.tasks import shared_settings as training
+from device_runtime.aggregator.tasks import systems as training
 from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.operator.serve import add_arguments, task_of

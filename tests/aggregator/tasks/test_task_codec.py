@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
-from device_runtime.aggregator.tasks.shared_settings import with_codec
+from device_runtime.aggregator.tasks.systems import with_codec
 from device_runtime.aggregator.tasks.task import Task, decode
 from device_runtime.cli.operator import serve as command
 from device_runtime.strategies.interface import capabilities
