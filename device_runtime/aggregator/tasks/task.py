@@ -18,7 +18,7 @@ from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
-from device_runtime.strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
+from device_runtime.strategies.robust.rules import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
 
@@ -62,7 +62,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     longest, before the run ends.
 
     Merging. A device counts as no more samples than its hello says. robust_trim is the `trim` of
-    `strategies.robust.settings.Robust`, and so on.
+    `strategies.robust.rules.Robust`, and so on.
 
     Served model. With `stop_after` the best model is served in the end. With head="closed-form" devices send
     class statistics with their updates, as `statistics` says, and the served model has a head in closed form,

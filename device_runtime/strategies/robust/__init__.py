@@ -1,6 +1,6 @@
 """Robust merging, which a few lying devices cannot steer: the rules, and the screen that applies them."""
 
+from .rules import RULES, Robust, Rule
 from .screen import Screen
-from .settings import RULES, Robust, Rule
 
 __all__ = ["RULES", "Robust", "Rule", "Screen"]

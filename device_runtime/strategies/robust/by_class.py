@@ -22,8 +22,7 @@ from device_runtime.models.bundles.tensors import Vector
 from device_runtime.strategies.interface.device_half import Update
 
 from . import rules
-from .rules import bound_of, clip_to_norm, length_of
-from .settings import Robust
+from .rules import Robust, bound_of, clip_to_norm, length_of
 from .spool import Spool, SpooledUpdate
 
 MEANS = "means"

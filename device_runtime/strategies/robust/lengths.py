@@ -52,8 +52,7 @@ from device_runtime.strategies.statistics.centres import LEAST
 from device_runtime.strategies.statistics.class_statistics import IN_MEMORY
 
 from .groups import FROM_ZERO, device_list
-from .rules import NORMAL, bound_of, clip_to_norm, length_of
-from .settings import Robust
+from .rules import NORMAL, Robust, bound_of, clip_to_norm, length_of
 from .spool import Spool
 
 MEMORY = "lengths"

@@ -38,10 +38,9 @@ from device_runtime.strategies.merging.merge import Merged
 from device_runtime.strategies.statistics.kind_statistics import most_samples
 
 from . import groups, lengths
-from .groups import device_list, group_update
+from .groups import FAR, RobustRule, Screened, UpdateGroup, device_list, group_update
 from .lengths import BY_LENGTH, Compared, LengthBounds, Read, ScalarBounds, scalar_bounds
-from .robust_rule import FAR, RobustRule, Screened, UpdateGroup
-from .settings import LEAST_DEVICES, Robust
+from .rules import LEAST_DEVICES, Robust
 from .spool import Spool
 from .statistics import StatisticsOfDevices
 

@@ -31,7 +31,7 @@ from device_runtime.strategies.statistics.class_sums import ClassSums
 
 from . import by_class
 from .groups import TIMES, device_list, devices_of
-from .settings import LEAST_DEVICES
+from .rules import LEAST_DEVICES
 from .spool import Spool, SpooledUpdate, start_in
 
 KIND = "class statistics"

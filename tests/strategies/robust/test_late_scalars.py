@@ -12,8 +12,8 @@ from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import rebased_update
 from device_runtime.strategies.robust import RULES, Robust, Screen
+from device_runtime.strategies.robust.groups import FAR
 from device_runtime.strategies.robust.lengths import BY_LENGTH
-from device_runtime.strategies.robust.robust_rule import FAR
 
 KIND = ZerothOrder(lr=0.1)
 LAST = Late(2, 55, 0.5)
