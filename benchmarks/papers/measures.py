@@ -8,17 +8,25 @@ from dataclasses import dataclass, replace
 from math import isnan, nan
 
 from device_runtime.simulation.compare.equal import LATEST
-from device_runtime.simulation.compare.figures import ComparisonTerms, FinishedRun, figures
-from device_runtime.simulation.compare.wording import BYTES, JOULE, TIMES, Units
-from device_runtime.simulation.metrics.curves import (
+from device_runtime.simulation.compare.figures import (
+    BYTES,
+    JOULE,
+    TIMES,
+    ComparisonTerms,
+    FinishedRun,
+    Units,
+    figures,
+)
+from device_runtime.simulation.metrics import (
     CLOSED_FORM_HEAD,
+    NOTHING_UNHEARD,
     SERVED,
     TRAINED_HEAD,
     Axis,
     Model,
     accuracy,
+    learning_efficiency,
 )
-from device_runtime.simulation.metrics.tally import NOTHING_UNHEARD, learning_efficiency
 from device_runtime.simulation.report.table import PASSES, PER_HOUR, PERCENT, PLAIN
 
 

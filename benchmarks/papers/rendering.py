@@ -10,8 +10,7 @@ from typing import Literal
 import msgspec
 from tabulate import tabulate
 
-from device_runtime.simulation.compare.figures import SeedSpread
-from device_runtime.simulation.compare.wording import DASH, decimals, digits, unit_for
+from device_runtime.simulation.compare.figures import DASH, SeedSpread, decimals, digits, unit_for
 from device_runtime.simulation.report.table import figure_text
 
 from . import catalogue

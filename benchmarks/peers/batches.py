@@ -22,8 +22,8 @@ from tabulate import tabulate
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
-from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry
 

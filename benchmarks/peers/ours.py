@@ -29,13 +29,13 @@ from device_runtime.models.bundles.manifest import Source
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.executors.choice import ExecutorRequest, make
 from device_runtime.simulation.executors.job import ExecutorInputs
 from device_runtime.simulation.executors.job import TrainingJob as Training
 from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.rounds.run import PreparedRun, simulate
-from device_runtime.simulation.scenarios.clients import Clients
-from device_runtime.simulation.scenarios.scenario import Scenario
+from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.interface.device_half import Update
 
 LABELS = tuple(str(label) for label in range(10))

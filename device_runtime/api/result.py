@@ -16,13 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles import tensors
-from device_runtime.simulation.compare.figures import (
-    FinishedRun,
-    RunFigures,
-    Summary,
-    figures,
-    round_columns,
-)
+from device_runtime.simulation.compare.figures import FinishedRun, RunFigures, Summary, figures, round_columns
 from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import SERVED
 from device_runtime.simulation.errors import ScenarioError, SimulationError
@@ -38,7 +32,7 @@ from device_runtime.simulation.report.write import (
     with_notes,
     write,
 )
-from device_runtime.simulation.scenarios.scenario import Scenario
+from device_runtime.simulation.scenario import Scenario
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -6,8 +6,8 @@ import pytest
 import device_runtime as dr
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.data.loading import prepared_targets
 from device_runtime.simulation.errors import ScenarioError, SimulationError
-from device_runtime.simulation.scenarios.clients import prepared_targets
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(240, 4)).astype(np.float32)

@@ -13,8 +13,8 @@ from device_runtime.device.training.work import corrected
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.profiles import DeviceProfile, Workload
 from device_runtime.profiles.fleets.fleet import BatterySpec, Disturbances, Fleet
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.history.bases import NO_BASES_HELD, HeldBases
-from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.terms.dp_sgd import PrivacyLedger
 from device_runtime.strategies.training.workload import workload

@@ -19,20 +19,13 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import ModelError
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.data.loading import prepared_targets
 from device_runtime.simulation.data.spec import BY_CLASS
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.rounds.run import Load, PreparedRun, check_task, prepare
-from device_runtime.simulation.scenarios.clients import prepared_targets
-from device_runtime.simulation.scenarios.scenario import (
-    CHOOSE,
-    Scenario,
-    decode,
-    of_policy,
-    under,
-    usual_name,
-)
+from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, of_policy, under, usual_name
 
 from .run_folder import RunName, fingerprint, finished
 

@@ -14,8 +14,8 @@ from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.strategies.interface.device_half import Update
 
+from .figures import duration
 from .run_folder import RunName
-from .wording import duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

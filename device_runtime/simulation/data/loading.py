@@ -1,20 +1,29 @@
-"""Loads the data set of a scenario's [data] table and divides it among the fleet's devices."""
+"""Loads the data set of a scenario's [data] table and divides it among the fleet's devices.
+
+`Clients` has the samples of all devices: one data set, and each device's part of it as indices.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.errors import TensorError
 from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation import partition
-from device_runtime.simulation.errors import DataSetError
+from device_runtime.simulation.errors import DataSetError, ScenarioError
 from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, cap
+from device_runtime.strategies.interface.device_half import LocalData
 
 from .dataset import DataSet, check, held_out, limited, numbered_as, of_classes, validated
 from .spec import OF_BUNDLES, SHARES_OFF, SOURCES, DataSpec
@@ -187,9 +196,10 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     validation, and the generic samples. The bundle numbers the classes, makes the token ids of sources of
     text, and cuts recordings. Raises DataSetError, which says what is wrong, where, and what was expected.
     """
-    module = import_module(f".{SOURCES[spec.source]}", __package__)
+    module, function = SOURCES[spec.source].split(".")
+    read = getattr(import_module(f".{module}", __package__), function)
     needed = (bundle,) if spec.source in OF_BUNDLES else ()
-    data: DataSet = module.load(spec, seed, *needed)
+    data: DataSet = read(spec, seed, *needed)
     where = spec.path or spec.source
     chosen = of_classes(check(data, where), spec, where)
     if bundle is not None:
@@ -210,3 +220,94 @@ class LastDataSet:
             self._data = None
             self._data = key, load(spec, seed, bundle)
         return self._data[1]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """A data set divided among devices.
+
+    `x` raw inputs (n, ...), `y` targets as the graphs take them, labels int64 (n,) or float32 (n, columns);
+    device i has order[offsets[i]:offsets[i + 1]]. `x` may be memory-mapped: a device's samples are read and
+    prepared when they are needed.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any]
+    order: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, x: NDArray[Any], y: NDArray[Any], parts: Sequence[NDArray[np.int64]]) -> Clients:
+        """Made from each device's indices into x and y, (n_k,)."""
+        ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
+        order = np.concatenate(parts) if len(parts) else np.empty(0, np.int64)
+        return cls(x, y, order.astype(np.int64, copy=False), ends)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def indices(self, device: int) -> NDArray[np.int64]:
+        """The indices of this device's samples, (n_k,)."""
+        return self.order[self.offsets[device] : self.offsets[device + 1]]
+
+    def local(self, device: int, spec: InputSpec) -> LocalData:
+        """This device's samples, prepared for the bundle's input. Raises TensorError."""
+        indices = self.indices(device)
+        return LocalData(spec.prepare(self.x[indices]), self.y[indices])
+
+    def class_counts(self, labels: int) -> NDArray[np.int64]:
+        """The number of samples of each class on each device, (devices, labels); of columns (devices, 1)."""
+        if self.y.ndim > 1:
+            return np.diff(self.offsets)[:, None]
+        counts = np.zeros((len(self), labels), np.int64)
+        owner = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        np.add.at(counts, (owner, self.y[self.order]), 1)
+        return counts
+
+    def save(self, folder: Path) -> None:
+        """Writes .npy files, which other processes map into memory."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("x", "y", "order", "offsets"):
+            np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
+
+    @classmethod
+    def open(cls, folder: Path) -> Clients:
+        """Opens what `save` wrote; `x` and `order` are memory-mapped."""
+        x, order = (
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("x", "order")
+        )
+        y, offsets = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("y", "offsets"))
+        return cls(x, y, order, offsets)
+
+
+def _numbers_of(labels: Sequence[str]) -> NDArray[np.float64] | None:
+    """The labels as numbers; None if any is none."""
+    try:
+        return np.array([float(label) for label in labels])
+    except ValueError:
+        return None
+
+
+def prepared_targets(data: DataSet, manifest: Manifest, y: NDArray[Any]) -> NDArray[Any]:
+    """Targets `y` of the data as the bundle's graphs take them. Raises ScenarioError where they do not fit.
+
+    Classes that are numbers may be values. Of a bundle that reconstructs its input, classes of data that has
+    others are all taken as normal.
+    """
+    target, labels = manifest.target, len(manifest.labels)
+    if target.has_columns and not data.has_columns and (values := _numbers_of(data.labels)) is not None:
+        y, data = values[y][:, None], replace(data, train_y=values[data.train_y][:, None])
+    if target.has_columns != data.has_columns:
+        has = f"{len(data.labels)} columns of targets" if data.has_columns else f"{len(data.labels)} classes"
+        takes = f"{target.loss} of columns" if target.has_columns else target.description
+        raise ScenarioError(f"the data has {has}, the loss of bundle {manifest.name} is {takes}")
+    if target.has_columns:
+        try:
+            return target.prepare(y)
+        except TensorError as error:
+            raise ScenarioError(f"the data does not fit bundle {manifest.name}: {error}") from None
+    if target.compared == "input" and len(data.labels) > labels:
+        return np.zeros_like(y)
+    if (top := int(y.max(initial=0))) >= labels:
+        raise ScenarioError(f"the data has label {top}, bundle {manifest.name} has {labels}")
+    return y

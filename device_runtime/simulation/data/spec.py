@@ -21,24 +21,24 @@ SHARES_OFF = 1e-6
 
 
 SOURCES = {
-    "digits": "handwritten_digits",
-    "npz": "arrays",
-    "jpeg-npz": "jpegs",
-    "speech-npz": "speech_arrays",
-    "mnist": "idx",
-    "fashion-mnist": "idx",
-    "cifar10": "cifar",
-    "cifar100": "cifar",
-    "speech-commands": "speech_commands",
-    "table": "tables",
-    "text": "text",
-    "sst2": "sst2",
-    "images": "images",
-    "recordings": "recordings",
+    "digits": "standard_images.load_digits",
+    "npz": "arrays.load",
+    "jpeg-npz": "arrays.load_jpegs",
+    "speech-npz": "speech.load_arrays",
+    "mnist": "standard_images.load_idx",
+    "fashion-mnist": "standard_images.load_idx",
+    "cifar10": "standard_images.load_cifar",
+    "cifar100": "standard_images.load_cifar",
+    "speech-commands": "speech.load",
+    "table": "tables.load",
+    "text": "text.load",
+    "sst2": "text.load_sst2",
+    "images": "images.load",
+    "recordings": "recordings.load",
 }
-"""The module of this package that reads each source, with `load(spec: DataSpec, seed: int) -> DataSet`.
+"""The function of this package that reads each source, `(spec: DataSpec, seed: int) -> DataSet`.
 
-It is imported when it is needed. A new source is a module with `load`, its test, and one line here.
+It is imported when it is needed. A new source is a function, its test, and one line here.
 """
 OF_TEXTS = ("text", "sst2")
 """Sources of text, whose token ids a bundle with a tokenizer makes."""

@@ -1,17 +1,27 @@
 """Sentences with labels from CSV or TSV files, as token ids; and word vectors for their vocabulary.
 
-Word vectors are read from files such as GloVe's (Pennington et al. 2014): a word and its values in each line.
+Word vectors are read from files such as GloVe's (Pennington et al. 2014): a word and its values in each
+line.
+
+Many texts and their token ids are stored compactly: as str objects they would take several times as much.
+
+SST-2 (Socher et al. 2013) has sentences of film reviews, negative (0) or positive (1).
 """
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +37,77 @@ from .dataset import DataSet, Samples, in_order, split
 from .files import existing
 from .spec import DataSpec
 from .tables import ClassNames, TableTask, notes
-from .text_store import ChosenTexts, TextStore, ids_of
+
+BLOCK = 1024
+"""Texts whose ids are made together."""
+IN_MEMORY_BYTES = 1 << 20
+"""Ids that take more are in a temporary file, which is mapped into memory."""
+
+Ids = NDArray[np.int32]
+
+
+class TextStore:
+    """Texts one behind the other, as UTF-8."""
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._ends = array("q", [0])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: int) -> str:
+        return self._text[self._ends[number] : self._ends[number + 1]].decode(errors="surrogatepass")
+
+    def ids(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """Adds texts; their ids, which need a vocabulary, are made later: here each one's is its place."""
+        first = len(self)
+        for text in texts:
+            self._text += text.encode(errors="surrogatepass")
+            self._ends.append(len(self._text))
+        return np.arange(first, len(self))[:, None]
+
+
+class ChosenTexts:
+    """Some texts of a store, by their numbers (n,); iterated, they are made when they are needed."""
+
+    def __init__(self, store: TextStore, numbers: NDArray[np.integer]) -> None:
+        self._store, self._numbers = store, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        for block in self.blocks():
+            yield from block
+
+    def blocks(self) -> Iterator[list[str]]:
+        """The texts, BLOCK together."""
+        for first in range(0, len(self), BLOCK):
+            yield [self._store[number] for number in self._numbers[first : first + BLOCK].tolist()]
+
+    def at(self, places: NDArray[np.integer]) -> ChosenTexts:
+        """The texts at these places."""
+        return ChosenTexts(self._store, self._numbers[places])
+
+
+def ids_of(texts: ChosenTexts, ids: Callable[[Sequence[str]], NDArray[np.integer]]) -> Ids:
+    """What `ids` makes of the texts, (n, length); of many, memory-mapped, if the disk has room for it."""
+    width = next((ids(block).shape[1] for block in texts.blocks()), 0)
+    shape = (len(texts), width)
+    if len(texts) * width * np.dtype(np.int32).itemsize > IN_MEMORY_BYTES:
+        with suppress(OSError), tempfile.TemporaryFile() as file:
+            for block in texts.blocks():
+                file.write(ids(block).astype(np.int32).tobytes())
+            file.flush()
+            return np.memmap(file, np.int32, "c", shape=shape)
+    every = np.empty(shape, np.int32)
+    first = 0
+    for block in texts.blocks():
+        every[first : first + len(block)] = ids(block)
+        first += len(block)
+    return every
+
 
 PADDING, UNKNOWN = "<padding>", "<unknown>"
 SPECIAL = (PADDING, UNKNOWN)
@@ -200,3 +280,39 @@ def _vector(values: str, word: str, file: Path) -> NDArray[np.float32]:
         return np.array(values.split(), np.float32)
     except ValueError:
         raise DataSetError(f"{file}: the vector of {word!r} has a value that is not a number") from None
+
+
+ENV = "DEVICE_RUNTIME_DATA"
+"""Environment variable with the folder to use when `path` is not given."""
+LABELS = ("negative", "positive")
+
+
+def load_sst2(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
+    """Loads SST-2 as the source `text` does.
+
+    A folder has one *train.tsv, and for evaluation *test.tsv or, where that has no labels (as GLUE's),
+    *dev.tsv. Raises DataSetError.
+    """
+    if not spec.path:
+        spec = msgspec.structs.replace(spec, path=os.environ.get(ENV, ""))
+    path = existing(spec)
+    if path.is_dir():
+        train, test = only(path, "train"), _labelled(path, spec)
+        spec = msgspec.structs.replace(spec, path=str(train), test_path=str(test))
+    data = read_texts(spec, seed, None if bundle is None else bundle.texts, None)
+    if data.labels != ("0", "1"):
+        raise DataSetError(f"{spec.path} has the labels {', '.join(data.labels[:5])}, SST-2 has 0 and 1")
+    return replace(data, labels=LABELS)
+
+
+def _labelled(folder: Path, spec: DataSpec) -> Path:
+    for part in ("test", "dev"):
+        file = only(folder, part)
+        task = TableTask.of(spec, None)
+        try:
+            sentences(file, task)
+        except DataSetError:
+            continue
+        if {*task.labels.names} <= {"0", "1"}:
+            return file
+    raise DataSetError(f"{folder}: neither *test.tsv nor *dev.tsv has a column of the labels 0 and 1")

@@ -16,8 +16,8 @@ from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.bundles.weights import generator_of
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import TensorError
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Run, Update
 from device_runtime.strategies.interface.kind import AnyStrategy

@@ -27,8 +27,8 @@ from device_runtime.models.available_engines.available import engine_choice
 from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.profiles.measure import usable_cores
 from device_runtime.service_process import python_command
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.scenarios.clients import Clients
 
 from . import packing
 from .job import ExecutorInputs, Result, TrainingJob

@@ -23,7 +23,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
-from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.strategies.interface.device_half import NO_TENSORS
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry

@@ -25,8 +25,8 @@ from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.errors import one_line
 from device_runtime.profiles.measure import usable_cores
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies import plugins
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry

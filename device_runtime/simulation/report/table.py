@@ -12,16 +12,19 @@ from tabulate import tabulate
 
 from device_runtime.models.bundles.targets import ACCURACY, metric_text
 from device_runtime.simulation.compare.equal import LATEST, LESS, EqualRow, EqualTerms
-from device_runtime.simulation.compare.figures import ComparisonTerms, SeedSpread, Summary, final_name
-from device_runtime.simulation.compare.wording import (
+from device_runtime.simulation.compare.figures import (
     BYTES,
     DASH,
     JOULE,
     TIMES,
+    ComparisonTerms,
+    SeedSpread,
+    Summary,
     Units,
     decimals,
     digits,
     duration,
+    final_name,
     unit_for,
 )
 

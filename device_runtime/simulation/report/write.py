@@ -14,11 +14,14 @@ from typing import Protocol
 
 import msgspec
 
+from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.equal import EqualTerms, differences_by_seed, equal
 from device_runtime.simulation.compare.figures import (
     ComparisonTerms,
     FinishedRun,
     Summary,
+    asked_devices,
+    duration,
     figures,
     read_all,
     round_columns,
@@ -27,11 +30,9 @@ from device_runtime.simulation.compare.figures import (
 )
 from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import RunName
-from device_runtime.simulation.compare.wording import asked_devices, duration
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.history.records import SimulatedRound
-from device_runtime.simulation.scenarios import scenario
-from device_runtime.simulation.scenarios.scenario import of_policy
+from device_runtime.simulation.scenario import of_policy
 
 from . import accuracy, canvas, participation, table
 from .canvas import ComparedRuns, Drawing, read_comparison

@@ -24,12 +24,12 @@ from device_runtime.models.training.evaluation import evaluate
 from device_runtime.models.training.heads import Evaluation, accuracy_and_loss
 from device_runtime.simulation.clock.sampling import PendingUpdate
 from device_runtime.simulation.data import DataSet
+from device_runtime.simulation.data.loading import prepared_targets
 from device_runtime.simulation.executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
 from device_runtime.simulation.history.bases import BaseHistory
 from device_runtime.simulation.history.checkpoint import Checkpoint, StrategyStates
 from device_runtime.simulation.history.records import RunObserver
-from device_runtime.simulation.metrics.curves import accuracy_by_class
-from device_runtime.simulation.scenarios.clients import prepared_targets
+from device_runtime.simulation.metrics import accuracy_by_class
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel, ServerTools

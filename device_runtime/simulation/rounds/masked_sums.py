@@ -23,7 +23,7 @@ from device_runtime.device.selection.choose import UploadTerms
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.clock.sampling import PendingUpdate
-from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
 from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.masking import sums

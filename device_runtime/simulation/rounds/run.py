@@ -27,13 +27,13 @@ from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.sampling import DeviceSampler, FleetInputs
 from device_runtime.simulation.data import DataSet, DataSpec
+from device_runtime.simulation.data.loading import Clients, prepared_targets
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, PlainExecutor
 from device_runtime.simulation.history.bases import BaseHistory, ShippedModel
 from device_runtime.simulation.history.checkpoint import Checkpoint
 from device_runtime.simulation.history.records import NullObserver, RunObserver
-from device_runtime.simulation.scenarios.clients import Clients, prepared_targets
-from device_runtime.simulation.scenarios.scenario import Scenario
+from device_runtime.simulation.scenario import Scenario
 from device_runtime.strategies.interface.device_half import LocalData
 
 from .learning import LearningTools, ModelState, RoundEvaluator

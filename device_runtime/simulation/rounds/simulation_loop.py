@@ -1,7 +1,8 @@
-"""Runs the aggregator's rounds in virtual time."""
+"""Runs the aggregator's rounds in virtual time, and abandons runs that make no progress."""
 
 from __future__ import annotations
 
+import heapq
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,15 +13,94 @@ from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.aggregator.machine import events
 from device_runtime.aggregator.machine.engine import RoundEngine, RoundPort
+from device_runtime.aggregator.machine.events import Extend
 from device_runtime.aggregator.machine.state import Presence, RoundsState, Rules
 from device_runtime.aggregator.tasks.closing import FullBuffer, Progress
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.simulation.clock.sampling import DeviceSampler, OpenedRound, PendingUpdate
-from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
 from device_runtime.simulation.errors import SimulationError
 
 from .learning import ModelState
-from .progress_guard import ProgressGuard
+
+MOST_EXTENSIONS = 1000
+"""Deadlines in a row that may pass without an update of the asked devices; then the run is abandoned."""
+MOST_ASKS = 100
+"""Times that each device, on average, may be asked without an update; then the run is abandoned."""
+ALONE_S = 2 * 86_400.0
+"""Seconds without a device that can be asked, after which the run is abandoned.
+
+Two days, because devices come and go by the day.
+"""
+
+
+class ProgressGuard:
+    """Abandons a run in which no device can be asked, or asked devices send no updates.
+
+    `extended` then raises SimulationError.
+    """
+
+    def __init__(self, task: Task, devices: int) -> None:
+        self._task, self._devices = task, devices
+        self._extensions = self._asks = self._asks_then = 0
+        self._asked_s = 0.0
+
+    def asked(self, now: float, count: int) -> None:
+        """Notes that `count` devices were asked."""
+        if count:
+            self._asked_s, self._asks = now, self._asks + count
+
+    def kept(self) -> None:
+        """Notes an update that counts."""
+        self._extensions = self._asks = self._asks_then = 0
+
+    def extended(self, extended: Extend, now: float, at_work: int) -> None:
+        """Notes a deadline that passed with too few updates while `at_work` devices are at work."""
+        task, what = self._task, f"round {extended.round} has {extended.contributions} of "
+        what += f"{self._task.min_contributions} updates"
+        if self._asks > self._asks_then:
+            self._extensions, self._asks_then = self._extensions + 1, self._asks
+        if self._extensions >= MOST_EXTENSIONS or self._asks >= MOST_ASKS * self._devices:
+            raise SimulationError(
+                f"{what}: devices were asked {self._asks} times in vain since the last one, in "
+                f"{self._extensions} deadlines of {task.round_deadline_s:g} s; the fleet cannot do this task"
+            )
+        if not at_work and now - self._asked_s > max(ALONE_S, 2 * task.round_deadline_s):
+            raise SimulationError(
+                f"{what}: no device could be asked for {(now - self._asked_s) / 3600:.0f} hours; all are "
+                "unavailable, at work, or out of battery"
+            )
+
+
+Action = Callable[[], None]
+
+
+class VirtualTimeQueue:
+    """A queue of timed actions in virtual time; those of one moment are done in the order they were added.
+
+    `now` is in virtual seconds; it moves only when the next action is done.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self._entries: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def at(self, when: float, action: Action) -> None:
+        """Adds an action; one for a time before now is done now."""
+        self._count += 1
+        heapq.heappush(self._entries, (max(when, self.now), self._count, action))
+
+    def step(self) -> bool:
+        """Does the next action; returns whether there was one."""
+        if not self._entries:
+            return False
+        self.now, _, action = heapq.heappop(self._entries)
+        action()
+        return True
+
 
 log = logging.getLogger(__name__)
 

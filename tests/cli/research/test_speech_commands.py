@@ -6,7 +6,7 @@ import pytest
 
 from device_runtime.models.data.sound import log_mel
 from device_runtime.simulation.data import DataSpec, load
-from device_runtime.simulation.data import speech_commands as module
+from device_runtime.simulation.data import speech as module
 from device_runtime.simulation.errors import DataSetError
 
 OTHERS = ("bed", "cat")

@@ -10,7 +10,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.data import sound as wav
 from device_runtime.models.data.sound import log_mel, resampled, samples_needed
 from device_runtime.models.data.units import Refused
-from device_runtime.simulation.data import speech_commands
+from device_runtime.simulation.data import speech
 
 SPEECH = InputSpec((1, 61, 40), 1 / 255)
 SAMPLES = np.random.default_rng(0).integers(-9000, 9000, 16000).astype("<i2")
@@ -25,7 +25,7 @@ def test_features_are_those_that_a_simulation_makes(tmp_path):
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 16000, 0, "NONE", ""))
         file.writeframes(SAMPLES[:12000].tobytes())
-    simulated = log_mel(speech_commands.one_second(speech_commands.clip(path))[None])
+    simulated = log_mel(speech.one_second(speech.clip(path))[None])
     assert np.array_equal(wav.decode(path.read_bytes()).raw(SPEECH)[:, 0], simulated)
 
 

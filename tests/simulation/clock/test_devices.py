@@ -8,7 +8,7 @@ import pytest
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.timeline import AskConditions, RoundDraws
-from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.strategies.kinds.class_means import ClassMeans
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 

@@ -1,4 +1,4 @@
-from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
 
 
 def test_entries_are_done_in_the_order_of_time_and_then_of_writing():

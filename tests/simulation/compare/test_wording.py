@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.simulation.compare.wording import (
+from device_runtime.simulation.compare.figures import (
     BYTES,
     asked_devices,
     decimals,

@@ -6,9 +6,9 @@ import pytest
 from device_runtime.models.data import labels
 from device_runtime.profiles.fleets import fleet as presets
 from device_runtime.simulation.data import divide_fleet, load
+from device_runtime.simulation.data.loading import prepared_targets
 from device_runtime.simulation.data.spec import DataSpec, GroupData
 from device_runtime.simulation.errors import DataSetError
-from device_runtime.simulation.scenarios.clients import prepared_targets
 
 ROWS = "w,x,price,area\n1,2,130,-3\n3,4,70,6\n5,6,100,0\n7,8,90,1\n"
 

@@ -4,7 +4,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from device_runtime.simulation.data import DataSpec, load, text_store
+from device_runtime.simulation.data import DataSpec, load, text
 from device_runtime.simulation.data.text import tokens
 from device_runtime.simulation.errors import DataSetError
 
@@ -129,7 +129,7 @@ def test_the_real_reviews_have_their_published_sizes(shared):
 
 def test_short_texts_take_no_more_than_three_times_their_size(tmp_path, folder, monkeypatch):
     load(spec(folder), 0)  # imports
-    monkeypatch.setattr(text_store, "IN_MEMORY_BYTES", 1 << 14)
+    monkeypatch.setattr(text, "IN_MEMORY_BYTES", 1 << 14)
     peaks = []
     row = "a good film to be seen,1\na bad film not to see!,0\n"
     for rows in (4_000, 8_000):
@@ -145,7 +145,7 @@ def test_short_texts_take_no_more_than_three_times_their_size(tmp_path, folder, 
 @pytest.mark.parametrize("full", [False, True])
 def test_ids_of_many_texts_are_the_same_in_a_file_or_where_the_disk_is_full(folder, monkeypatch, full):
     few = load(spec(folder), 0)
-    monkeypatch.setattr(text_store, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(text, "IN_MEMORY_BYTES", 0)
     if full:
 
         def refuse():

@@ -9,6 +9,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.executors.job import (
     ExecutorInputs,
     FailedJob,
@@ -16,7 +17,6 @@ from device_runtime.simulation.executors.job import (
     TrainingJob,
     base_key,
 )
-from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.interface.device_half import FEW_SHOT
 from device_runtime.strategies.kinds import registry
 

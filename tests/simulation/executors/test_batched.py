@@ -9,6 +9,7 @@ import pytest
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.executors.batched import Batched
 from device_runtime.simulation.executors.batched_many import ACTIVATIONS_FACTOR, fitting
 from device_runtime.simulation.executors.job import (
@@ -18,7 +19,6 @@ from device_runtime.simulation.executors.job import (
     Result,
     TrainingJob,
 )
-from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.interface.device_half import LocalData, Update
 from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.kinds import registry

@@ -8,10 +8,10 @@ import pytest
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.errors import EngineError
 from device_runtime.profiles.measure import cpu_quota
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest, choose, job_flops, make, names
-from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.kinds import registry
 
 from .conftest import jobs_of, same

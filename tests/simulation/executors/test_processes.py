@@ -18,10 +18,10 @@ import pytest
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import TensorError
 from device_runtime.models.errors import BundleError, EngineError, ModelError
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
 from device_runtime.simulation.executors.processes import Processes
-from device_runtime.simulation.scenarios.clients import Clients
 from device_runtime.strategies.interface.device_half import FEW_SHOT
 from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds.fedavg import FedAvg
@@ -35,7 +35,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation.scenarios.clients import Clients
+from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.executors.job import TrainingJob, ExecutorInputs
 from device_runtime.simulation.executors.processes import Processes
 from device_runtime.strategies.kinds.fedavg import FedAvg

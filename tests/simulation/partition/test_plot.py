@@ -3,8 +3,7 @@ import pytest
 from PIL import Image
 
 from device_runtime.simulation.partition import dirichlet, iid
-from device_runtime.simulation.partition.figures import shape
-from device_runtime.simulation.partition.plot import draw
+from device_runtime.simulation.partition.figures import draw, shape
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Protocol
 from paho.mqtt.client import topic_matches_sub
 
 from device_runtime.broker.wire.link_events import Received, Will
-from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
 
 GRACE = 1.5
 """Keep-alive periods of silence after which a broker takes a client for lost (MQTT 3.1.1, 3.1.2.10)."""

@@ -17,7 +17,7 @@ from device_runtime.device.backend.in_process import InProcess
 from device_runtime.device.training.settings import Settings
 from device_runtime.profiles import DeviceProfile
 from device_runtime.profiles.device import Emulation, Time
-from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
 from tests.simulation.wire.broker import PacketLog, VirtualBroker
 from tests.simulation.wire.link import ClientEnd, ClientIdentity, LinkCapacity, VirtualLink
 

@@ -38,9 +38,9 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.profiles import DeviceProfile
 from device_runtime.simulation.clock.devices import FleetState
-from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.rounds.run import PreparedRun
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
 from tests.simulation.wire.broker import PacketLog, PassedPacket, VirtualBroker
 from tests.simulation.wire.device import PlacedDevice, VirtualDevice
 from tests.simulation.wire.host import VirtualAggregator

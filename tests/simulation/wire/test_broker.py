@@ -1,5 +1,5 @@
 from device_runtime.broker.wire.link_events import Received, Will
-from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
 from tests.simulation.wire.broker import VirtualBroker
 
 

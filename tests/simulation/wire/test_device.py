@@ -1,6 +1,6 @@
 import pytest
 
-from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
 from tests.simulation.wire.device import DeviceTime, PowerLost
 
 

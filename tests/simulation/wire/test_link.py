@@ -2,7 +2,7 @@ import pytest
 
 from device_runtime.broker.wire.link_events import Connected, Disconnected, Received, Will, packet_bytes
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError
-from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
 from tests.simulation.wire.broker import PacketLog, VirtualBroker
 from tests.simulation.wire.link import ClientEnd, ClientIdentity, LinkCapacity, VirtualLink
 

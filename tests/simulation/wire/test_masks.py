@@ -21,7 +21,7 @@ from device_runtime.broker.wire.messages import (
 )
 from device_runtime.models.bundles import tensors
 from device_runtime.profiles.device import Emulation
-from device_runtime.simulation.clock.virtual_time import VirtualTimeQueue
+from device_runtime.simulation.rounds.simulation_loop import VirtualTimeQueue
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.few_shot import FewShot
 from device_runtime.strategies.masking import sums

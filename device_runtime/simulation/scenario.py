@@ -1,7 +1,7 @@
 """A scenario to simulate (fleet, data, task), read from TOML, and the policies that runs compare.
 
-A policy is a way to run the task: a name in POLICIES, or a system of `aggregator.tasks.systems`. A comparison
-runs the same fleet, data and task under several policies.
+A policy is a way to run the task: a name in POLICIES, or a system of `aggregator.tasks.systems`. A
+comparison runs the same fleet, data and task under several policies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""Speech Commands, unpacked (Warden 2018, arXiv:1804.03209): folders of WAV clips and two lists.
+"""Speech: the folders of Speech Commands, unpacked (Warden 2018, arXiv:1804.03209), or arrays in one .npz.
 
-Clips are WORD/SPEAKER_nohash_N.wav. testing_list.txt names the clips for evaluation; those of
-validation_list.txt are not used; all others are for training. No speaker is in two of the three.
+The folders hold WAV clips and two lists. Clips are WORD/SPEAKER_nohash_N.wav. testing_list.txt names the
+clips for evaluation; those of validation_list.txt are not used; all others are for training. No speaker
+is in two of the three.
+
+A .npz has log-mel uint8 (n, 61, 40), or 16-bit waveforms (n, samples) with sample_rate. Arrays: x_train,
+y_train, speaker_train, the same for test, class_names; speaker_ids names the speakers, "" is no speaker.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from device_runtime.models.data.units import Refused
 from device_runtime.simulation.errors import DataSetError
 from device_runtime.simulation.partition.methods import NOBODY
 
+from .arrays import Arrays, integers, names
+from .arrays import read as read_arrays
 from .dataset import DataSet
 from .files import SkippedFiles, cached, existing, listing_key, read, with_progress
 from .spec import DataSpec
@@ -174,3 +180,42 @@ def _part(path: Path, test: bool) -> Clip:
         raise DataSetError(f"{path} is not the noise expected: {error}") from None
     border = round((1 - TEST_PART) * len(samples))
     return samples[border:] if test else samples[:border]
+
+
+NEEDED = ("x_train", "y_train", "x_test", "y_test")
+PART = 256  # clips that are converted at once
+
+
+def load_arrays(spec: DataSpec, seed: int) -> DataSet:
+    """Loads log-mel features uint8 (n, 1, frames, 40) with speakers as groups. Raises DataSetError."""
+    path = existing(spec)
+    arrays = read_arrays(path)
+    if missing := [name for name in NEEDED if name not in arrays]:
+        raise DataSetError(f"{path} has no {', '.join(missing)}; it has {', '.join(arrays)}")
+    y, test_y = (integers(arrays[name], path, name) for name in ("y_train", "y_test"))
+    x, test_x = (_features_of_arrays(arrays, name, path) for name in ("x_train", "x_test"))
+    return DataSet(x, y, test_x, test_y, names(arrays, (y, test_y)), _speakers(arrays, path))
+
+
+def _features_of_arrays(arrays: Arrays, name: str, path: Path) -> NDArray[Any]:
+    x = arrays[name]
+    if x.ndim == 3 and x.dtype == np.uint8:
+        return x[:, None]
+    if x.ndim != 2 or x.dtype != np.int16 or "sample_rate" not in arrays:
+        raise DataSetError(
+            f"{path}: {name} is {x.dtype} {x.shape}, expected uint8 (n, frames, bands) or int16 (n, samples) "
+            "with sample_rate"
+        )
+    rate = int(arrays["sample_rate"])
+    parts = [log_mel(x[begin : begin + PART], rate) for begin in range(0, max(len(x), 1), PART)]
+    return np.concatenate(parts)[:, None]
+
+
+def _speakers(arrays: Arrays, path: Path) -> NDArray[np.int64] | None:
+    if "speaker_train" not in arrays:
+        return None
+    speakers = integers(arrays["speaker_train"], path, "speaker_train")
+    if "speaker_ids" in arrays:
+        nobody = np.flatnonzero(arrays["speaker_ids"] == "")
+        speakers[np.isin(speakers, nobody)] = NOBODY
+    return speakers

@@ -1,1 +1,0 @@
-"""The measures of the papers, as pure functions of records, features and logits."""

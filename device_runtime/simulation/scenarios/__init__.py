@@ -1,1 +1,0 @@
-"""Scenarios: the settings of a simulation, and the clients that they make."""
