@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from device_runtime.simulation import scenario as policies
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.rounds.run import prepare, simulate
-from device_runtime.simulation.scenario import load
+from device_runtime.simulation.scenarios import scenario as policies
+from device_runtime.simulation.scenarios.scenario import load
 from device_runtime.strategies.interface.device_half import Update
 
 LAST = 5

@@ -27,9 +27,10 @@ from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
-from device_runtime.simulation import digits, scenario
+from device_runtime.simulation import digits
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.codecs.chain import Chain, codec_named
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Run
 from device_runtime.strategies.kinds.fedavg import FedAvg

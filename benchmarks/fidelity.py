@@ -17,10 +17,10 @@ import numpy as np
 from tabulate import tabulate
 
 from device_runtime.aggregator.machine.run_events import RoundOpened
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
 from device_runtime.simulation.history.records import AskRecord, NullObserver
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario as scenarios
 from tests.simulation.wire.run import WireCourse, perform
 
 SEED, ROUNDS = 5, 3

@@ -33,8 +33,8 @@ from device_runtime.models.text import file as tokenizer_file
 from device_runtime.models.text.file import SYMBOLS
 from device_runtime.profiles.device import ProfileError
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.scenarios import scenario as scenarios
 
 ROOT = Path(__file__).parent.parent
 LIMITS = SumLimits()

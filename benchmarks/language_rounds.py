@@ -24,10 +24,10 @@ sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 
 from benchmarks.zeroth.on_features import OnFeatures
 from device_runtime.cli import main as device_runtime
-from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.kinds.zeroth_order import FEDMEZO, MEASURED
 
 DATA = os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data")

@@ -31,9 +31,9 @@ sys.path[0] = str(Path(__file__).parent.parent)  # where benchmarks is a package
 from tabulate import tabulate
 
 from benchmarks.papers.places import shared
-from device_runtime.simulation import scenario
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 
 SIZES = (0, 3, 5, 10)
 """Smallest groups; 0: updates are sent in the clear."""

@@ -33,9 +33,9 @@ from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.training.heads import SoftmaxHead, accuracy_and_loss
-from device_runtime.simulation import scenario
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS, IMAGES = DATA / "squeezenet1_0_imagenet.npz", DATA / "cifar10_10k_2k_jpegbytes.npz"

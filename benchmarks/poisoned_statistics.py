@@ -29,7 +29,7 @@ from device_runtime.models.training.evaluation import evaluate
 from device_runtime.simulation.executors.job import Executor, PlainExecutor, Result, TrainingJob
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import PreparedRun, prepare, simulate
-from device_runtime.simulation.scenario import load
+from device_runtime.simulation.scenarios.scenario import load
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.interface.kind import variant_named

@@ -27,7 +27,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.executors.job import Executor, PlainExecutor, Result, TrainingJob
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import prepare, simulate
-from device_runtime.simulation.scenario import load
+from device_runtime.simulation.scenarios.scenario import load
 from device_runtime.strategies.interface.device_half import FEW_SHOT, Update
 from device_runtime.strategies.statistics.class_statistics import PREFIX
 

@@ -15,7 +15,7 @@ from .extras import extra_needed
 if TYPE_CHECKING:
     from device_runtime.device.personal.predictions import Guess, Personal, Prediction
     from device_runtime.simulation.rounds.callbacks import Callback
-    from device_runtime.simulation.scenario import Scenario
+    from device_runtime.simulation.scenarios.scenario import Scenario
 
     from .aggregator.tasks.kind_settings import KindSettings
     from .aggregator.tasks.task import Task
@@ -63,7 +63,7 @@ _HOMES = {
     "KindSettings": "aggregator.tasks.kind_settings",
     "Personal": "device.personal.predictions",
     "Prediction": "device.personal.predictions",
-    "Scenario": "simulation.scenario",
+    "Scenario": "simulation.scenarios.scenario",
     "SimulatedRun": "api.result",
     "SimulationResult": "api.result",
     "Task": "aggregator.tasks.task",

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor, TrainingJob
 from device_runtime.simulation.history.records import NullObserver
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.merging.folding import Folding
 

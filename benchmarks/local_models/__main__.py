@@ -21,12 +21,12 @@ import msgspec
 from tabulate import tabulate
 
 from device_runtime.models.available_engines.available import open_model
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs
 from device_runtime.simulation.rounds.run import prepare, simulate
-from device_runtime.simulation.scenario import Scenario, of_policy
+from device_runtime.simulation.scenarios import scenario as scenarios
+from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
 
 from . import pictures
 from .probes import ProbeLine, Probes, ProbeSet, spread_rounds

@@ -42,7 +42,7 @@ from device_runtime.simulation.compare.running import (
 )
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 ERRORS = (SimulationError, AggregatorError)
 

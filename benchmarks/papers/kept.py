@@ -20,8 +20,8 @@ from device_runtime.simulation.compare.figures import FinishedRun, read_run
 from device_runtime.simulation.compare.run_folder import INFO, RunInfo, RunName, record_decoder
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.history import checkpoint
+from device_runtime.simulation.history.metrics import AskCounts, BusyDevice
 from device_runtime.simulation.history.records import SimulatedRound
-from device_runtime.simulation.metrics import AskCounts, BusyDevice
 
 FOLDER = Path(__file__).with_name("kept-runs")
 """The folder of kept runs, of all tables."""

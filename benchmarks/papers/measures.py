@@ -17,7 +17,7 @@ from device_runtime.simulation.compare.figures import (
     Units,
     figures,
 )
-from device_runtime.simulation.metrics import (
+from device_runtime.simulation.history.metrics import (
     CLOSED_FORM_HEAD,
     NOTHING_UNHEARD,
     SERVED,

@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.simulation.compare.figures import TIMES, FinishedRun, unit_for
-from device_runtime.simulation.metrics import CLOSED_FORM_HEAD, SERVED, TRAINED_HEAD, Axis, Model, accuracy
+from device_runtime.simulation.history.metrics import (
+    CLOSED_FORM_HEAD,
+    SERVED,
+    TRAINED_HEAD,
+    Axis,
+    Model,
+    accuracy,
+)
 from device_runtime.simulation.report import canvas
 
 from .measures import MEASURES

@@ -17,7 +17,7 @@ from device_runtime.simulation.compare.run_folder import SERVED, RunName, finger
 from device_runtime.simulation.compare.running import folder_lock, interruptible
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
-from device_runtime.simulation.scenario import CENTRALISED, COMPUTER, Scenario, of_policy
+from device_runtime.simulation.scenarios.scenario import CENTRALISED, COMPUTER, Scenario, of_policy
 
 from . import exporting
 from .exporting import BundleSamples

@@ -22,7 +22,7 @@ from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.scenario import Scenario, of_policy
+from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
 from device_runtime.strategies.interface.kind import Settings
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.registry import KINDS

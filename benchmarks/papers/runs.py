@@ -15,7 +15,7 @@ from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, b
 from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished
 from device_runtime.simulation.compare.running import RunJob
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.scenario import Scenario, of_policy
+from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
 
 from . import kept, resolving
 from .kept import StampedRun

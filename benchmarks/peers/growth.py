@@ -95,7 +95,7 @@ def measure(row: Row) -> dict[str, Any]:
     from device_runtime.simulation.executors.choice import ExecutorRequest, make
     from device_runtime.simulation.history.records import NullObserver
     from device_runtime.simulation.rounds.run import prepare, simulate
-    from device_runtime.simulation.scenario import load
+    from device_runtime.simulation.scenarios.scenario import load
 
     marks: list[float] = []
 

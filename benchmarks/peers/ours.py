@@ -35,7 +35,7 @@ from device_runtime.simulation.executors.job import ExecutorInputs
 from device_runtime.simulation.executors.job import TrainingJob as Training
 from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.rounds.run import PreparedRun, simulate
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios.scenario import Scenario
 from device_runtime.strategies.interface.device_half import Update
 
 LABELS = tuple(str(label) for label in range(10))

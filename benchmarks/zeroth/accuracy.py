@@ -26,10 +26,10 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.kinds.registry import KINDS
 from device_runtime.strategies.kinds.zeroth_order import FEDMEZO, MEASURED
 

@@ -20,10 +20,10 @@ from tabulate import tabulate
 
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import TrainingJob, base_key
 from device_runtime.simulation.rounds.learning import RoundEvaluator
 from device_runtime.simulation.rounds.run import PreparedRun, prepare
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.interface.aggregator_half import RoundModel
 from device_runtime.strategies.interface.device_half import Late, Update
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder

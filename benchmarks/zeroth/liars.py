@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, FailedJob, Result, TrainingJob
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.robust import RULES
 
 from .heads import Heads

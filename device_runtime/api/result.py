@@ -32,7 +32,7 @@ from device_runtime.simulation.report.write import (
     with_notes,
     write,
 )
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -20,7 +20,6 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.compare.completing import (
     CompletionOptions,
     RunOptions,
@@ -36,7 +35,8 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.report.write import side_by_side
 from device_runtime.simulation.rounds.callbacks import Callback
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios import scenario as scenarios
+from device_runtime.simulation.scenarios.scenario import Scenario
 from device_runtime.strategies import plugins
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry

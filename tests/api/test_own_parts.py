@@ -16,7 +16,7 @@ import device_runtime as dr
 from device_runtime import kinds
 from device_runtime.cli import main
 from device_runtime.kinds import ChoicePolicy, FedAvg, LocalTerm, MergeRule, Tensors, register
-from device_runtime.simulation import scenario as scenarios
+from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.strategies import plugins
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.interface.kind import Strategy

@@ -11,12 +11,12 @@ import device_runtime as dr
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.api.simulating import offered, scenario_of
 from device_runtime.cli import main
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.compare import completing
 from device_runtime.simulation.compare.plan import WantedRuns, planned
 from device_runtime.simulation.data import loading
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.rounds.callbacks import CallbackError
+from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.strategies.kinds import registry
 
 SMALL = {"fleet": "phones", "devices": 10, "rounds": 1, "progress": False}

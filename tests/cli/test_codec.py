@@ -6,8 +6,8 @@ import pytest
 from device_runtime.cli import main
 from device_runtime.cli.research import simulate
 from device_runtime.cli.research.simulate_options import plan_of
-from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.interface.capabilities import codec_of
 
 

@@ -15,7 +15,7 @@ from device_runtime.cli.operator import serve
 from device_runtime.cli.research import simulate
 from device_runtime.cli.research.simulate_options import NOT_SIMULATED
 from device_runtime.cli.setting_options import _flag, _optional, add_settings, option_values
-from device_runtime.simulation import scenario as scenarios
+from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.strategies.settings import REQUIRED, Setting
 
 DECLARED = [(owner, name, entry) for owner in (Task, SharedSettings) for name, entry in _optional(owner, ())]

@@ -7,8 +7,8 @@ from math import nan
 import numpy as np
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.history.records import AskRecord, SimulatedRound
+from device_runtime.simulation.scenarios import scenario
 
 SMALL = scenario.load("uniform", {
     "devices": 3, "slow": 20.0, "data": {"max_train": 90, "max_test": 40},

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.rounds.run import ResumeOptions, prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.statistics import closed_form
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.history.records import NullObserver
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario as scenarios
 from tests.simulation.wire.run import WireCourse, perform
 
 SEED, WORD = 5, "delta+int8+deflate"

@@ -10,9 +10,9 @@ from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.kinds import registry
 
 KINDS = tuple(registry.KINDS)

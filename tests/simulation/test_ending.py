@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles import tensors
-from device_runtime.simulation import scenario
 from device_runtime.simulation.history.records import NullObserver
 from device_runtime.simulation.rounds.run import ResumeOptions, prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 
 FLEET = {
     "name": "two",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.simulation import scenario
+from device_runtime.simulation.scenarios import scenario
 
 FOLDER = Path(__file__).parents[2] / "examples"
 DOCS = FOLDER.parent / "docs" / "simulation.md"

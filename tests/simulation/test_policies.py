@@ -8,7 +8,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.rounds.run import prepare, simulate
-from device_runtime.simulation.scenario import describe, load, names, of_policy, preset_names, under
+from device_runtime.simulation.scenarios.scenario import describe, load, names, of_policy, preset_names, under
 from device_runtime.strategies.kinds.class_means import ClassMeans
 from device_runtime.strategies.kinds.registry import KINDS
 

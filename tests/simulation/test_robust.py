@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.history.records import NullObserver
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.robust import RULES
 
 ALIKE = {"name": "alike", "groups": {"all": {"profile": "pi-5", "share": 1.0}}}

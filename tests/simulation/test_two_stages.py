@@ -6,9 +6,9 @@ import pytest
 
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation import scenario
 from device_runtime.simulation.history.records import NullObserver
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 
 QUICK = [{"name": kind, "settings": {"epochs": 2, "lr": 0.05}} for kind in ("full", "peft")]
 HEAD = {"head.weight", "head.bias"}

@@ -15,11 +15,11 @@ from device_runtime.content import explained
 from device_runtime.models.bundles.bundle import Bundle, find_bundle
 from device_runtime.models.export.network_factory import settings
 from device_runtime.profiles.fleets.fleet import FleetSpec
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
 from device_runtime.simulation.data.spec import OF_BUNDLES
 from device_runtime.simulation.errors import DataSetError, SimulationError
 from device_runtime.simulation.partition.figures import PartitionShape, by_group, draw, shape, table
+from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.user_account import expanded
 
 from .simulate_options import add_data, data_values

@@ -17,7 +17,6 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_format, add_plugins, count, load_plugins, positive
 from device_runtime.cli.setting_options import add_settings
 from device_runtime.models.available_engines.available import AUTO, ENGINES
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.compare.completing import (
     CompletionOptions,
     RunOptions,
@@ -39,6 +38,7 @@ from device_runtime.simulation.compare.running import end_with_parent
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.scenarios import scenario as scenarios
 
 from .simulate_options import NOT_SIMULATED, PRESET, add_data, description, plan_of, presets, resume_hint
 

@@ -16,13 +16,13 @@ from device_runtime.cli.options import COLUMN_FLAGS, COLUMN_HELP, listed, positi
 from device_runtime.cli.setting_options import option_values
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.compare.figures import asked_devices, duration
 from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned, scenario_in
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.data.spec import PARTITIONS, SOURCES
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios import scenario as scenarios
+from device_runtime.simulation.scenarios.scenario import Scenario
 
 PRESET = "digits"
 SCENARIO_POLICIES = ("choose",)

@@ -20,8 +20,8 @@ from device_runtime.simulation.errors import RunsFailed, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
+from device_runtime.simulation.history.metrics import paper_cost, tally
 from device_runtime.simulation.history.records import AskRecord, RunObserver, SimulatedRound
-from device_runtime.simulation.metrics import paper_cost, tally
 from device_runtime.simulation.rounds.callbacks import (
     Callback,
     CallbackError,
@@ -31,7 +31,7 @@ from device_runtime.simulation.rounds.callbacks import (
 )
 from device_runtime.simulation.rounds.run import Load, ResumeOptions, prepare, simulate
 from device_runtime.simulation.rounds.trackers import tracker_named
-from device_runtime.simulation.scenario import Scenario, of_policy
+from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import isnan, nan
 
+from device_runtime.simulation.history.metrics import (
+    CLOSED_FORM_HEAD,
+    SERVED,
+    TRAINED_HEAD,
+    Axis,
+    Model,
+    accuracy,
+)
 from device_runtime.simulation.history.records import SimulatedRound
-from device_runtime.simulation.metrics import CLOSED_FORM_HEAD, SERVED, TRAINED_HEAD, Axis, Model, accuracy
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios.scenario import Scenario
 
 from .figures import ComparisonTerms, FinishedRun, SeedSpread, Summary, spread
 

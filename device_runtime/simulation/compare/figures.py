@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from device_runtime.aggregator.tasks.closing import FullBuffer
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.targets import ACCURACY
-from device_runtime.simulation import scenario
-from device_runtime.simulation.history.records import AskRecord, SimulatedRound
-from device_runtime.simulation.metrics import (
+from device_runtime.simulation.history.metrics import (
     AskCounts,
     Axis,
     Curve,
@@ -30,6 +28,8 @@ from device_runtime.simulation.metrics import (
     spent,
     tally,
 )
+from device_runtime.simulation.history.records import AskRecord, SimulatedRound
+from device_runtime.simulation.scenarios import scenario
 
 from .plan import ComparisonPlan
 from .run_folder import ASKS, RunInfo, RunName, info_of, read, rounds_of

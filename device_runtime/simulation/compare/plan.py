@@ -25,7 +25,14 @@ from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.rounds.run import Load, PreparedRun, check_task, prepare
-from device_runtime.simulation.scenario import CHOOSE, Scenario, decode, of_policy, under, usual_name
+from device_runtime.simulation.scenarios.scenario import (
+    CHOOSE,
+    Scenario,
+    decode,
+    of_policy,
+    under,
+    usual_name,
+)
 
 from .run_folder import RunName, fingerprint, finished
 

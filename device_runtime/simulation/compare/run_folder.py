@@ -22,9 +22,9 @@ from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.history import checkpoint
 from device_runtime.simulation.history.checkpoint import Checkpoint, RunMark
+from device_runtime.simulation.history.metrics import PaperCost
 from device_runtime.simulation.history.records import AskRecord, SimulatedRound
-from device_runtime.simulation.metrics import PaperCost
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios.scenario import Scenario
 from device_runtime.strategies.interface.device_half import Update
 
 INFO, ROUNDS, ASKS, SERVED, LOG = "run.json", "rounds.jsonl", "asks.jsonl", "served.safetensors", "log.txt"

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.targets import ACCURACY, metric_text
 from device_runtime.simulation.compare.equal import MOST_NAMED, held_alone
 from device_runtime.simulation.compare.figures import BYTES, JOULE, TIMES, FinishedRun, Units, unit_for
+from device_runtime.simulation.history.metrics import SERVED, Axis, Curve, accuracy
 from device_runtime.simulation.history.records import SimulatedRound
-from device_runtime.simulation.metrics import SERVED, Axis, Curve, accuracy
 
 from .canvas import MUTED, ComparedRuns, Drawing, panels, stroke
 

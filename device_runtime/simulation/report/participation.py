@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from device_runtime.simulation.compare.figures import duration
+from device_runtime.simulation.history.metrics import AskCounts
 from device_runtime.simulation.history.records import AskRecord, SimulatedRound
-from device_runtime.simulation.metrics import AskCounts
 
 from .canvas import (
     FATES,

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import msgspec
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.equal import EqualTerms, differences_by_seed, equal
 from device_runtime.simulation.compare.figures import (
     ComparisonTerms,
@@ -32,7 +31,8 @@ from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.history.records import SimulatedRound
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.scenarios import scenario
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 from . import accuracy, canvas, participation, table
 from .canvas import ComparedRuns, Drawing, read_comparison

@@ -13,8 +13,8 @@ from typing import Any
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import TrainingJob
+from device_runtime.simulation.history.metrics import NOTHING_UNHEARD, UnheardWork
 from device_runtime.simulation.history.records import AskRecord, SimulatedRound
-from device_runtime.simulation.metrics import NOTHING_UNHEARD, UnheardWork
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
 
 

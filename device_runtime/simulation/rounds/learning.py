@@ -28,8 +28,8 @@ from device_runtime.simulation.data.loading import prepared_targets
 from device_runtime.simulation.executors.job import Executor, FailedJob, TrainingJob, aside_key, base_key
 from device_runtime.simulation.history.bases import BaseHistory
 from device_runtime.simulation.history.checkpoint import Checkpoint, StrategyStates
+from device_runtime.simulation.history.metrics import accuracy_by_class
 from device_runtime.simulation.history.records import RunObserver
-from device_runtime.simulation.metrics import accuracy_by_class
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel, ServerTools

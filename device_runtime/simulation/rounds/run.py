@@ -33,7 +33,7 @@ from device_runtime.simulation.executors.job import Executor, ExecutorInputs, Pl
 from device_runtime.simulation.history.bases import BaseHistory, ShippedModel
 from device_runtime.simulation.history.checkpoint import Checkpoint
 from device_runtime.simulation.history.records import NullObserver, RunObserver
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios.scenario import Scenario
 from device_runtime.strategies.interface.device_half import LocalData
 
 from .learning import LearningTools, ModelState, RoundEvaluator

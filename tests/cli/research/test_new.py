@@ -19,8 +19,8 @@ from device_runtime.cli import main
 from device_runtime.cli.research import new
 from device_runtime.cli.research.new import TEMPLATES, commands
 from device_runtime.models.data import png
-from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSpec, load
+from device_runtime.simulation.scenarios import scenario
 
 FOLDER = Path(__file__).parents[3] / "examples" / "new"
 SHAPES = ("circle", "cross", "square", "triangle")

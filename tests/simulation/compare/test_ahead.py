@@ -7,12 +7,12 @@ import pytest
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.plan import bundle_sha256, check, fit
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.errors import DataSetError, ExecutorError, ScenarioError
 from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.scenarios import scenario
 
 RUNS = (RunName("choose", 0), RunName("drop", 0))
 DIGITS = Bundle.open(bundles.find_bundle("digits-wrn-10-1"))

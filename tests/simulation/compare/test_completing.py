@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare import completing
 from device_runtime.simulation.compare.completing import (
     CompletionOptions,
@@ -20,6 +19,7 @@ from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.rounds.callbacks import CallbackError
 from device_runtime.simulation.rounds.trackers import TrackerError
+from device_runtime.simulation.scenarios import scenario
 
 HERE = CompletionOptions(RunOptions(ExecutorRequest("plain")), here=True)
 

@@ -6,12 +6,12 @@ import pytest
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.completing import RunOptions, perform
 from device_runtime.simulation.compare.figures import ComparisonTerms, figures, read_run
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.history.records import NullObserver
+from device_runtime.simulation.scenarios import scenario
 
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PLAIN = RunOptions(ExecutorRequest("plain"))

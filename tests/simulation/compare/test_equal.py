@@ -5,11 +5,11 @@ from math import nan
 
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.equal import EqualTerms, equal
 from device_runtime.simulation.compare.figures import ComparisonTerms, FinishedRun
 from device_runtime.simulation.compare.run_folder import RunInfo, RunName
-from device_runtime.simulation.metrics import tally
+from device_runtime.simulation.history.metrics import tally
+from device_runtime.simulation.scenarios import scenario
 
 AT = ComparisonTerms(at_s=25.0, target=nan, devices=4, rounds=3, energy_j=60.0, bytes=4000.0)
 SHARED = scenario.load("digits", {})

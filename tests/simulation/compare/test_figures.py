@@ -15,7 +15,7 @@ from device_runtime.simulation.compare.figures import (
     terms,
 )
 from device_runtime.simulation.compare.run_folder import RunInfo, RunName
-from device_runtime.simulation.metrics import PaperCost, tally
+from device_runtime.simulation.history.metrics import PaperCost, tally
 
 
 @pytest.fixture

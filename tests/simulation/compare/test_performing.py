@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from device_runtime.broker.wire import durable_files
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.completing import RunOptions, perform
 from device_runtime.simulation.compare.figures import read_run
@@ -15,7 +14,8 @@ from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.history import checkpoint
 from device_runtime.simulation.history.records import NullObserver
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.scenarios import scenario
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 NAME = RunName("choose", 0)
 FILES = ("rounds.jsonl", "asks.jsonl", "served.safetensors")

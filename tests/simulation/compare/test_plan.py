@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from device_runtime.aggregator.tasks.feasible import NO_GENERIC
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.plan import (
     Comparison,
     ComparisonPlan,
@@ -18,7 +17,8 @@ from device_runtime.simulation.data.spec import BY_CLASS
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.rounds.run import prepare
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.scenarios import scenario
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 TWO = Comparison(policies=("choose", "drop"), seeds=2, target=0.8)
 

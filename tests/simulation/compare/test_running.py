@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare import running
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.running import ProcessOptions, RunJob, run_all, run_jobs
 from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.scenarios import scenario
 
 TICK = '{"type":"round","round":1,"closed_s":3.0,"eval_acc":0.5,"participants":4}'
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
 from device_runtime.simulation.errors import DataSetError
+from device_runtime.simulation.scenarios import scenario
 
 EVERY = (
     {"partition": "iid"},

@@ -8,12 +8,12 @@ import pytest
 
 from device_runtime.aggregator.tasks import systems
 from device_runtime.models.bundles import tensors
-from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.history import checkpoint
 from device_runtime.simulation.history.bases import BaseVersion, RoundBase
 from device_runtime.simulation.history.checkpoint import Checkpoint, StrategyStates
 from device_runtime.simulation.rounds.run import ResumeOptions, prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 
 TASKS = {
     "synchronous": {"rounds": 4, "round_deadline_s": 3.0, "late": "count"},

@@ -11,9 +11,9 @@ from benchmarks.papers.measures import value_of
 from benchmarks.papers.places import shared
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.manifest import ABOVE
-from device_runtime.simulation import scenario
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.scenarios import scenario
 
 NAMES = catalogue.names()
 

@@ -22,8 +22,8 @@ from device_runtime.simulation.compare.run_folder import (
     fingerprint,
 )
 from device_runtime.simulation.errors import ScenarioError, SimulationError
-from device_runtime.simulation.metrics import tally
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.history.metrics import tally
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 WHERE = Resources(DataFolder(None), shared())
 NAME = RunName("fedncm+ft", 1)

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.papers.measures import MEASURES, MeasuredRun
 from device_runtime.simulation.compare.figures import FinishedRun
 from device_runtime.simulation.compare.run_folder import RunInfo, RunName
-from device_runtime.simulation.metrics import tally
+from device_runtime.simulation.history.metrics import tally
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from benchmarks.papers.places import DataFolder, shared
 from benchmarks.papers.resolving import Resources
 from benchmarks.papers.runs import WantedTable, cells, plans
 from device_runtime.simulation.compare.run_folder import RecordWriter, RunInfo, RunName, fingerprint
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 NOON = 1_790_000_000  # in September 2026
 ACCURACY = {"drop": (0.5, 0.6), "few-shot": (0.7, 0.6)}

@@ -11,7 +11,7 @@ from benchmarks.papers.outcome import TableOutcome
 from benchmarks.papers.runs import WantedTable
 from device_runtime.simulation.compare.figures import FinishedRun
 from device_runtime.simulation.compare.run_folder import RunInfo, RunName
-from device_runtime.simulation.metrics import tally
+from device_runtime.simulation.history.metrics import tally
 
 
 @pytest.fixture

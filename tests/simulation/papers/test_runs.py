@@ -8,7 +8,7 @@ from benchmarks.papers.resolving import Resources
 from benchmarks.papers.runs import WantedTable, cells, jobs, plans
 from device_runtime.simulation.compare.run_folder import RunInfo, RunName, fingerprint
 from device_runtime.simulation.errors import ScenarioError
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 WHERE = Resources(DataFolder(None), shared())
 

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
 from device_runtime.simulation.compare.run_folder import RecordWriter, RunInfo, fingerprint
-from device_runtime.simulation.scenario import of_policy
+from device_runtime.simulation.scenarios import scenario
+from device_runtime.simulation.scenarios.scenario import of_policy
 
 ROUNDS = 12
 COMMAND = "device-runtime simulate fleet.toml --compare kinds=choose,drop"

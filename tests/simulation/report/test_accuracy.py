@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.simulation.metrics import Curve
+from device_runtime.simulation.history.metrics import Curve
 from device_runtime.simulation.report import accuracy
 from device_runtime.simulation.report.canvas import panels
 

@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.report.canvas import FATES, KINDS, kind_colour, outcomes, stroke
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.kinds import registry
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.

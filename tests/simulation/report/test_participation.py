@@ -4,7 +4,7 @@ from math import isnan
 
 import pytest
 
-from device_runtime.simulation.metrics import jain, participation
+from device_runtime.simulation.history.metrics import jain, participation
 
 
 def test_all_equally_often_is_fair():

@@ -12,7 +12,7 @@ import pytest
 
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import SimulationError
-from device_runtime.simulation.metrics import tally
+from device_runtime.simulation.history.metrics import tally
 from device_runtime.simulation.report.canvas import read_comparison
 from device_runtime.simulation.report.write import (
     refused,

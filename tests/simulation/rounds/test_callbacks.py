@@ -4,7 +4,6 @@ from collections import Counter
 
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.compare import run_folder
 from device_runtime.simulation.compare.completing import RunOptions, perform
 from device_runtime.simulation.compare.run_folder import (
@@ -17,9 +16,10 @@ from device_runtime.simulation.compare.run_folder import (
     rounds_of,
 )
 from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.history.metrics import UnheardWork
 from device_runtime.simulation.history.records import AskRecord, NullObserver
-from device_runtime.simulation.metrics import UnheardWork
 from device_runtime.simulation.rounds.callbacks import Callback, CallbackError, EndedRun
+from device_runtime.simulation.scenarios import scenario
 from tests.simulation.conftest import SMALL
 
 NAME = RunName("choose", 3)

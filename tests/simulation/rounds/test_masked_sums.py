@@ -11,7 +11,6 @@ import pytest
 from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.simulation import scenario
 from device_runtime.simulation.clock.sampling import PendingUpdate
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.errors import ScenarioError
@@ -20,6 +19,7 @@ from device_runtime.simulation.rounds.learning import LearningTools, ModelState
 from device_runtime.simulation.rounds.ledger import RoundFigures
 from device_runtime.simulation.rounds.masked_sums import SimulatedSums
 from device_runtime.simulation.rounds.run import ResumeOptions, prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.interface.aggregator_half import CarriedState
 from device_runtime.strategies.interface.device_half import Update
 from device_runtime.strategies.kinds.registry import make

@@ -9,10 +9,10 @@ import pytest
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.rounds.run import prepare, simulate
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.kinds import registry
 
 FLEET = {

@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.clock.sampling import _only
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.rounds.run import ResumeOptions, prepare, simulate
 from device_runtime.simulation.rounds.simulation_loop import WILL_S
+from device_runtime.simulation.scenarios import scenario
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.prototypes import Prototypes
 

@@ -5,8 +5,8 @@ import pytest
 
 from device_runtime.device.selection.choose import ChoicePolicy
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation import scenario
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.scenarios import scenario
 
 FLEET = """
 [groups.a]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from device_runtime.aggregator.machine.run_events import RoundOpened
-from device_runtime.simulation import scenario as scenarios
 from device_runtime.simulation.demo.fleet import MIXED
 from device_runtime.simulation.history.records import NullObserver
 from device_runtime.simulation.rounds.run import prepare, simulate
-from device_runtime.simulation.scenario import Scenario
+from device_runtime.simulation.scenarios import scenario as scenarios
+from device_runtime.simulation.scenarios.scenario import Scenario
 from tests.simulation.wire.run import WireCourse, members, perform
 
 KINDS = [{"name": k.name, "settings": dict(k.settings), "from_round": k.from_round} for k in MIXED]

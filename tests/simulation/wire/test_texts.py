@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from device_runtime.simulation import scenario
 from device_runtime.simulation.rounds import run
+from device_runtime.simulation.scenarios import scenario
 from tests.simulation.wire.run import WireCourse, perform
 
 KINDS = {

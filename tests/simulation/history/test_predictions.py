@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.simulation.metrics import accuracy_by_class
+from device_runtime.simulation.history.metrics import accuracy_by_class
 
 LOGITS = np.array([[2.0, 1.0, 0.0], [0.0, 4.0, 0.0], [6.0, 3.0, 3.0]])
 Y = np.array([0, 0, 1])  # nothing of class 2; one of two right in class 0, none in class 1

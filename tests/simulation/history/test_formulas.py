@@ -2,7 +2,7 @@
 
 import pytest
 
-from device_runtime.simulation.metrics import paper_cost
+from device_runtime.simulation.history.metrics import paper_cost
 from device_runtime.strategies.kinds import registry
 
 

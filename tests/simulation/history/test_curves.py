@@ -5,7 +5,7 @@ from math import isnan, nan
 import numpy as np
 import pytest
 
-from device_runtime.simulation.metrics import Curve, accuracy
+from device_runtime.simulation.history.metrics import Curve, accuracy
 
 CURVE = Curve(np.array([10.0, 20.0, 30.0]), np.array([0.4, 0.7, 0.6]))
 

@@ -4,7 +4,7 @@ from math import isnan
 
 import pytest
 
-from device_runtime.simulation.metrics import learning_efficiency
+from device_runtime.simulation.history.metrics import learning_efficiency
 
 
 def test_learning_efficiency_is_accuracy_by_seconds_of_training():

@@ -1,6 +1,6 @@
 """What asks add up to, worked by hand."""
 
-from device_runtime.simulation.metrics import BusyDevice, tally
+from device_runtime.simulation.history.metrics import BusyDevice, tally
 
 
 def test_asks_are_counted_by_device_group_and_outcome(ask):
