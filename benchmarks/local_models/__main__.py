@@ -1,4 +1,6 @@
-"""How far do the local models of a round drift apart, and what do they predict? (Shi 2025, 6.7 to 6.9, 4.4)
+"""Measures how far the local models of a round drift apart, and what they predict.
+
+As in Shi 2025, sections 6.7 to 6.9 and 4.4.
 
     .venv/bin/python -m benchmarks.local_models digits --policies choose,drop --out runs/local-models
     .venv/bin/python -m benchmarks.local_models digits --rounds 4 --probed 2      # a look

@@ -21,10 +21,10 @@ def add_settings(
     without: Collection[str] = (),
     defaults: Mapping[str, object] = NO_DEFAULTS,
 ) -> None:
-    """Adds an option for each setting but those in `without`, dotted names; a value beyond limits is refused.
+    """Adds an option for each setting, which refuses values beyond the setting's limits.
 
-    A setting in a table has an option if it declares its `flag`. defaults: others than the fields' own, for
-    the help.
+    `without`: dotted names of settings that get none. A setting in a table has an option if it declares its
+    `flag`. defaults: others than the fields' own, for the help.
     """
     for name, entry in _optional(settings, without):
         how: dict[str, Any] = {"metavar": _metavar(entry)}

@@ -1,4 +1,4 @@
-"""The profile of a device: memory, speed, bandwidth, power, battery; the shipped ones, and their emulation.
+"""Profiles of devices: what a device has in memory, speed, bandwidth, power and battery.
 
 Units are bytes, seconds, watts and degrees Celsius. The shipped profiles are in `boards.toml`.
 """

@@ -28,6 +28,8 @@ from device_runtime.machine_readings import (
 
 from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
 
+log = logging.getLogger(__name__)
+
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 NO_LIMIT = 2**60
@@ -157,8 +159,6 @@ def _quota_v1(folder: Path) -> float | None:
     quota, period = (read_system_file(folder / f"cpu.cfs_{name}_us").split() for name in ("quota", "period"))
     return int(quota[0]) / int(period[0]) if quota and period and int(quota[0]) > 0 else None
 
-
-log = logging.getLogger(__name__)
 
 UNMEASURED_LINK = Bandwidth(up=1e6, down=4e6, source="assumed until seen")
 UNKNOWN_POWER = Power(idle_w=2.0, load_w=8.0, source="assumed: no profile", uncertainty=1.0)

@@ -52,6 +52,8 @@ from device_runtime.strategies.statistics.class_statistics import Statistics
 
 from .forwarding import round_statistics, steps_between
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class SiteResult:
@@ -128,8 +130,6 @@ def _energy(record: ContributionRecord) -> Energy:
     off = record.energy_uncertainty
     return Energy(record.energy_j, record.energy_source, off if isfinite(off) else 1.0)
 
-
-log = logging.getLogger(__name__)
 
 SitePhase = Literal["other", "open", "merged"]
 """How far a site is with a round from above: another round is open, this one is, or this one is merged."""

@@ -34,6 +34,8 @@ from device_runtime.broker.wire.sum_messages import HelperState, SumAnswer
 from .run import OpenRun
 from .runner import RoundRunner
 
+log = logging.getLogger(__name__)
+
 RETURN_S = 30.0
 """Seconds that devices get to connect to a broker that is back: their longest wait between two attempts."""
 
@@ -74,8 +76,6 @@ class HeldWills:
             del self._wills[device]
         return wills
 
-
-log = logging.getLogger(__name__)
 
 HELLO_BURST, HELLO_RATE = 60.0, 1.0
 """Hellos of a device at once, and each second after that: each is answered by an offer."""

@@ -29,6 +29,8 @@ from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Contribution
 from device_runtime.system_errors import is_of_disk
 
+log = logging.getLogger(__name__)
+
 
 class DiskRefusal:
     """`why`: why the disk of a run folder takes no contributions; empty if it does, or none has come."""
@@ -59,9 +61,6 @@ class DiskRefusal:
     def _text(self, why: str) -> str:
         advice = "" if "free some space" in why else " Free some space there."
         return f"the disk of run folder {self._folder} takes no contributions: {why}.{advice}"
-
-
-log = logging.getLogger(__name__)
 
 
 class DeviceStatements:

@@ -61,6 +61,8 @@ from .worker_pool import (
     write_message,
 )
 
+log = logging.getLogger(__name__)
+
 
 class ContributionChecker:
     """Checks contributions to the run in `folder`, which it only reads: the aggregator owns it."""
@@ -123,9 +125,6 @@ def check_received(event: Received, checkers: Mapping[str, ContributionChecker])
             "message on %s is not checked by the worker: %s: %s", event.topic, type(error).__name__, error
         )
     return CheckedMessage(event.topic, event.payload, event.retain, refusal)
-
-
-log = logging.getLogger(__name__)
 
 
 def main() -> None:

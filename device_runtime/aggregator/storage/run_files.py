@@ -238,9 +238,9 @@ ROLLBACK_FILE = "rollback"
 
 
 def request_rollback(folder: Path, to: int) -> None:
-    """Requests a rollback to the model of round `to`; durable on return. The last of several requests counts.
+    """Requests a rollback to the model of round `to`; durable on return.
 
-    Raises RunFolderError.
+    The last of several requests counts. Raises RunFolderError.
     """
     try:
         with locked_folder(folder):

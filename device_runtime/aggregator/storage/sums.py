@@ -18,8 +18,11 @@ from device_runtime.broker.wire.messages import Blob, Masks
 from .database import Commit, Database, DatabaseRow
 
 Fault = Literal["mask", "used", "sum", "named"]
-"""A mask that a helper could not open, one that is in another set (no fault of the device), a sum that cannot
-be one of its devices' updates, and the device that several such sums had in common."""
+"""What was wrong, and with what.
+
+mask: a helper could not open the mask. used: the mask is in another set, through no fault of the device.
+sum: the sum cannot be one of its devices' updates. named: the device that several such sums had in common.
+"""
 WINDOW = 20
 """Rounds in which sums that cannot be are compared."""
 CASES = 3

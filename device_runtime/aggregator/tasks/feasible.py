@@ -32,6 +32,8 @@ from .kind_settings import KindSettings
 from .known_systems import has_setting
 from .task import NEEDS, Task
 
+log = logging.getLogger(__name__)
+
 MEMBERS = "members"
 MAIN = ""
 
@@ -96,8 +98,6 @@ def _spellings(task: Task, names: tuple[str, ...]) -> dict[str, str]:
         name: name for name in names
     }
 
-
-log = logging.getLogger(__name__)
 
 ALONE: Mapping[str, Manifest] = MappingProxyType({})
 ANY_DEVICE = "pi-5"

@@ -36,6 +36,8 @@ from .known_systems import (
 )
 from .task import Task
 
+log = logging.getLogger(__name__)
+
 ALIASES = {"fedfsc+(baseline+)": "fedfsc+(fedavg+)", "drop": "fedavg", "reduced": "fedavg+"}
 ELSEWHERE = {
     "mixed": "what a task is without a system: leave it out",
@@ -188,8 +190,6 @@ def _with(kind: KindSettings, change: Settings) -> Settings:
     own = {name: value for name, value in kind.settings.items() if value or name not in change}
     return merged(change, own)
 
-
-log = logging.getLogger(__name__)
 
 NAMES = {"lr": "learning rate", "epochs": "local epochs", "batch": "batch size"}
 

@@ -17,6 +17,8 @@ from .link_events import packet_bytes, qos_of
 from .mqtt_client import MqttClient
 from .pieces import SMALLEST, DroppedBlocks, PacketLimit, TooLarge, cut
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
 class SentMessage:
@@ -71,13 +73,6 @@ class InFlight:
         self._forget()
         return max((message.largest for message in self._sent if not message.acknowledged), default=0)
 
-    def of_packet(self, number: int) -> SentMessage | None:
-        """The message that a packet belongs to, by its packet id."""
-        for message in self._sent:
-            if any(packet.mid == number for packet in message.packets):
-                return message
-        return None
-
     def take_all(self) -> list[SentMessage]:
         """Take out what is not acknowledged, in its order."""
         self._forget()
@@ -100,8 +95,6 @@ class InFlight:
             self._bytes -= len(gone.payload)
             self.largest_acknowledged = max(self.largest_acknowledged, gone.largest)
 
-
-log = logging.getLogger(__name__)
 
 MOST_SAID = 100
 """Lines that are said once each, at most."""

@@ -1,6 +1,6 @@
-"""A device that takes part in tasks: one process for each, from the first connection to the last message.
+"""A device that takes part in tasks, from its first connection to its last message.
 
-A lock in the device's folder keeps other processes away; a signal pauses it.
+Each device is one process. A lock in its folder keeps other processes away; a signal pauses it.
 """
 
 from __future__ import annotations

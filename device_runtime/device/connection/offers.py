@@ -22,6 +22,8 @@ from .trust import Trust
 if TYPE_CHECKING:
     from .connecting import Connection
 
+log = logging.getLogger(__name__)
+
 EXTENDED_S = 1.0
 """A deadline that is later by at least so many seconds is a new one; less is the message's delay."""
 
@@ -128,8 +130,6 @@ class OfferStream:
         while len(self._latest) > TASKS:
             del self._latest[next(iter(self._latest))]
 
-
-log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 """Seconds after connecting before a device looks which tasks there are."""

@@ -30,6 +30,8 @@ from device_runtime.models.errors import BundleError, ModelError, TensorError
 from device_runtime.strategies.directions.replaying import replay
 from device_runtime.strategies.interface.device_half import NO_TENSORS
 
+log = logging.getLogger(__name__)
+
 MOST_REPLAYED = 2**34
 """Most products of a scalar and an element of its direction to replay if a checkpoint can be had instead.
 
@@ -166,8 +168,6 @@ class ReplayStates:
             if path != but:
                 path.unlink(missing_ok=True)
 
-
-log = logging.getLogger(__name__)
 
 COPIES = 2
 """A bundle takes its size twice while it is unpacked, on disk and in memory: packed and unpacked."""

@@ -18,6 +18,8 @@ from device_runtime.broker.wire.messages import MODELLED as MODELLED
 from device_runtime.device.errors import DeviceError, WorkStopped
 from device_runtime.profiles import Power
 
+log = logging.getLogger(__name__)
+
 MIXED = "mixed"
 """The source of a sum over several meters."""
 
@@ -245,9 +247,6 @@ class PolledMeter:
             value = self._looked()
             if resting is None or not resting.is_set():
                 self._integral = self._integral.after(self._clock() if first else began, value)
-
-
-log = logging.getLogger(__name__)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +24,6 @@ from device_runtime.profiles.device import Emulation
 from device_runtime.profiles.measure import Clocks, SpeedTrial
 
 from .engine_guard import EngineGuard
-
-log = logging.getLogger(__name__)
 
 STEP = Sgd(1e-3, momentum=0.5, weight_decay=1e-5)
 """The optimizer of most kinds."""

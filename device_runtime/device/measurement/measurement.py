@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +17,6 @@ from device_runtime.profiles.device import Time
 from device_runtime.service_process import python_command
 
 from .measure_one import MeasuredFigures, MeasureOrder
-
-log = logging.getLogger(__name__)
 
 LONGEST_S = 3600.0
 """Seconds that one run may take."""

@@ -1,16 +1,13 @@
-"""Weights that are made without torch: random initial ones, those of lower precision, of narrower networks.
+"""Makes weights without torch: random ones, those of lower precision, and those of narrower networks.
 
-Random initial parameters, drawn without torch.
+Random weights serve for random starts, and for new parts of a network. The role of a tensor follows from
+its name, its shape and its neighbours' names, as torch and timm name them.
 
-They serve for random starts, and for new parts of a network. The role of a tensor follows from its name, its
-shape and its neighbours' names, as torch and timm name them.
-
-Initialisers of forward graphs in lower precision, computed from the float32 weights on the device.
-
-Graphs hold no weights, and weights change every round, so int8 weights are made here, by the formulas of
+Those of lower precision are for forward graphs, computed from the float32 weights on the device. Graphs hold
+no weights, and weights change every round, so int8 weights are made here, by the formulas of
 `onnxruntime.quantization` (quant_utils.py, compute_scale_zp and quantize_nparray), to the last bit.
 
-A narrower network as the leading part of every tensor of a wider one (HeteroFL, Diao et al. 2021).
+A narrower network is the leading part of every tensor of a wider one (HeteroFL, Diao et al. 2021).
 """
 
 from __future__ import annotations

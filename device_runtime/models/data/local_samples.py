@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -32,8 +31,6 @@ from .units import (
     WantedSamples,
     file_stamp,
 )
-
-log = logging.getLogger(__name__)
 
 BLOCK = 256
 """Number of samples that are prepared at once."""

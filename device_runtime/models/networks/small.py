@@ -1,4 +1,4 @@
-"""Small networks on which federated learning is compared: linear, MLP, CNN, keyword spotting, time series.
+"""Small networks for comparisons: linear, MLP, CNN, keyword spotting and time series.
 
 Networks for windows of time series (channels, time), such as accelerometers, currents and ECG, average over
 time before the head, so that the same network takes windows of any length from 16 steps.

@@ -17,6 +17,8 @@ from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
 from device_runtime.models.engines.base import NO_EXTRAS, Gradients, Inputs, Labels, block_buffer, blocks
 from device_runtime.models.errors import EngineError
 
+log = logging.getLogger(__name__)
+
 
 class OptimizerRun(Protocol):
     """One run of an optimiser; holds its momenta, but not the parameters."""
@@ -165,9 +167,6 @@ def _fractions(**settings: float) -> None:
     for name, value in settings.items():
         if not 0 <= value < 1:
             raise ValueError(f"{name} is {value}, expected at least 0 and less than 1")
-
-
-log = logging.getLogger(__name__)
 
 
 def norm(vector: Vector) -> float:

@@ -1,4 +1,4 @@
-"""Figures of finished runs, read from their files, of each policy over its seeds, and as people read them.
+"""Figures of finished runs, and of each policy over its seeds, and their texts.
 
 Amounts have a few digits and a fitting unit, or a dash for what was not measured.
 """

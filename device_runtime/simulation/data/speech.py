@@ -1,8 +1,8 @@
-"""Speech: the folders of Speech Commands, unpacked (Warden 2018, arXiv:1804.03209), or arrays in one .npz.
+"""Reads speech: the unpacked folders of Speech Commands, or the arrays of a .npz.
 
-The folders hold WAV clips and two lists. Clips are WORD/SPEAKER_nohash_N.wav. testing_list.txt names the
-clips for evaluation; those of validation_list.txt are not used; all others are for training. No speaker
-is in two of the three.
+The folders (Warden 2018, arXiv:1804.03209) hold WAV clips and two lists. Clips are
+WORD/SPEAKER_nohash_N.wav. testing_list.txt names the clips for evaluation; those of validation_list.txt are
+not used; all others are for training. No speaker is in two of the three.
 
 A .npz has log-mel uint8 (n, 61, 40), or 16-bit waveforms (n, samples) with sample_rate. Arrays: x_train,
 y_train, speaker_train, the same for test, class_names; speaker_ids names the speakers, "" is no speaker.

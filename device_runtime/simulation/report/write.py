@@ -280,7 +280,7 @@ def page(compared: ComparedRuns, pictures: Sequence[Drawing]) -> str:
         figures="\n".join(_figure(picture) for picture in pictures),
         equal=f'{below}\n<p class="muted">{escape(table.lacking(compared.equal))}</p>',
         scenario=escape(msgspec.json.format(spec.json()).decode()),
-        made=_made(compared),
+        origin=_origin(compared),
     )
 
 
@@ -341,7 +341,7 @@ def _figure(picture: Drawing) -> str:
     )
 
 
-def _made(compared: ComparedRuns) -> str:
+def _origin(compared: ComparedRuns) -> str:
     infos = [run.info for run in compared.runs]
     executors = ", ".join(sorted({info.executor for info in infos}))
     versions = ", ".join(f"{name} {version}" for name, version in infos[0].versions.items())

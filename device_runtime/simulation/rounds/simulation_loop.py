@@ -22,6 +22,8 @@ from device_runtime.simulation.errors import SimulationError
 
 from .learning import ModelState
 
+log = logging.getLogger(__name__)
+
 MOST_EXTENSIONS = 1000
 """Deadlines in a row that may pass without an update of the asked devices; then the run is abandoned."""
 MOST_ASKS = 100
@@ -101,8 +103,6 @@ class VirtualTimeQueue:
         action()
         return True
 
-
-log = logging.getLogger(__name__)
 
 WILL_S = 45.0
 """Seconds until the broker reports a lost device: one and a half keep-alives of 30 s."""

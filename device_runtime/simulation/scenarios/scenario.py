@@ -160,10 +160,10 @@ def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
         presets = ", ".join((*preset_names(), *fleets.preset_names()))
         raise ScenarioError(f"no scenario named {str(source)!r}: give a file *.toml or one of {presets}")
     table = _over({"name": path.stem, **table}, over or {})
-    return _decoded(lambda: _made(table, path.parent), str(source))
+    return _decoded(lambda: _scenario_of(table, path.parent), str(source))
 
 
-def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
+def _scenario_of(table: Mapping[str, Any], beside: Path) -> Scenario:
     parts = dict(table)
     fleet = parts.pop("fleet", None)
     if isinstance(fleet, str):

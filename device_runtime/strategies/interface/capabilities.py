@@ -1,4 +1,4 @@
-"""What a kind of update is and can do: facts as class keywords, and the capabilities that it derives from.
+"""What a kind of update is (its traits), and what it can do beside training and merging (its capabilities).
 
 Each class of a capability is what one feature asks of a kind, and each function asks it of any kind, with
 the answer for those that lack the capability.
