@@ -26,7 +26,8 @@ from .fedavg import FedAvg
 class EntropySubset(FedAvg, SelectsSamples, by_class=True, refused=("terms.dp-sgd",)):
     """Trains the upper part on the share of local samples that the model is least sure of (FedFT-EDS).
 
-    shares: a device takes the largest that it can afford. rho: the temperature of the hardened softmax
+    shares: a device takes the largest that it can afford; of `graded` forms that which trains on the most
+    samples, over all epochs. rho: the temperature of the hardened softmax
     softmax(z / rho). select="random" draws as many samples in each round instead (FedFT-RDS); a share of 1 is
     FedFT-ALL. E = 5, SGD lr 0.1 and momentum 0.5 are as in section 6.5. The thesis splits after level mid, so
     that its upper part is the set `up`. The default `mid`, from level mid on, is ours: every bundle has it.
@@ -44,7 +45,7 @@ class EntropySubset(FedAvg, SelectsSamples, by_class=True, refused=("terms.dp-sg
         "the upper part",
         "FedFT-EDS: Shi 2025 (PhD thesis, Sheffield), section 6.4",
     )
-    mixed_round_settings: ClassVar[Settings] = {"least_samples": 10}
+    mixed_round_settings: ClassVar[Settings] = {"least_samples": 10, "graded": True}
     epochs: LocalEpochs = 5
     weight_decay: WeightDecay = 0.0
     shares: Annotated[
@@ -105,7 +106,8 @@ class EntropySubset(FedAvg, SelectsSamples, by_class=True, refused=("terms.dp-sg
 
     def variants(self) -> tuple[EntropySubset, ...]:
         by_share = [replace(self, shares=(share,)) for share in sorted(self.shares, reverse=True)]
-        return tuple(variant for subset in by_share for variant in super(EntropySubset, subset).variants())
+        forms = [form for subset in by_share for form in super(EntropySubset, subset).variants()]
+        return tuple(sorted(forms, key=lambda form: -form.share * form.epochs) if self.graded else forms)
 
     def infeasible_reason(self, workload: Workload) -> str:
         count, samples = self._count(workload.samples), workload.samples

@@ -43,7 +43,7 @@ class WidthSlice(FedAvg):
     about: ClassVar[KindInfo] = KindInfo(
         "a narrower part of the network", "that part", "HeteroFL: Diao et al. 2021"
     )
-    mixed_round_settings: ClassVar[Settings] = {}
+    mixed_round_settings: ClassVar[Settings] = {"graded": True}
     adds_up: ClassVar[bool] = True
     members: Members = ()
 

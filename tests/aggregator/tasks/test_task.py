@@ -19,7 +19,7 @@ def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_ba
     ] * len(own)
     assert {name: settings for name, settings in own.items() if settings} == {
         "full": {"graded": True},
-        "entropy-subset": {"least_samples": 10},
+        "entropy-subset": {"least_samples": 10, "graded": True},
         "few-shot": {"join_base": True, "least_samples": 40},
         "class-means": {"head": "trained"},
     }

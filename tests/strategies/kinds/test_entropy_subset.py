@@ -55,6 +55,12 @@ def test_forms_run_from_the_largest_share_down():
     assert [form.share for form in EntropySubset(shares=(0.1, 0.5)).variants()] == [0.5, 0.1]
 
 
+def test_graded_forms_run_from_the_most_samples_over_all_epochs_down():
+    """Five epochs of 25% are 1.25 of all samples, two of 50% are 1."""
+    forms = [form.variant for form in EntropySubset(shares=(0.5, 0.25), graded=True).variants()]
+    assert forms == ["50%", "25%", "50% epochs=2", "50% epochs=1", "25% epochs=2", "25% epochs=1"]
+
+
 @pytest.mark.parametrize("settings", [{"shares": ()}, {"shares": (0.0,)}, {"shares": (1.5,)}, {"rho": 0.0}])
 def test_settings_that_cannot_be_are_refused(settings):
     with pytest.raises(ValueError, match="expected"):

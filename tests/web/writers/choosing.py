@@ -23,7 +23,7 @@ RICH = [
     ("full", {"epochs": 5, "graded": True}),
     ("peft", {"tunables": ["bias", "head"]}),
     ("peft", {"tunable": "head", "epochs": 3}),
-    ("entropy-subset", {"shares": [0.1, 0.5, 0.25], "codec": "delta+int8+deflate"}),
+    ("entropy-subset", {"shares": [0.1, 0.5, 0.25], "codec": "delta+int8+deflate", "graded": True}),
     ("entropy-subset", {"shares": [0.125], "select": "random", "least_samples": 25}),
     ("few-shot", {"shots": 3, "codec": "half"}),
     ("zeroth-order", {"num_z": 3}),

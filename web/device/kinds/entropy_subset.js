@@ -50,9 +50,11 @@ export class EntropySubset extends FedAvg {
   }
 
   variants() {
-    const { shares } = this.settings;
+    const { shares, graded } = this.settings;
     if (shares.length === 1) return super.variants();
-    return [...shares].sort((a, b) => b - a).flatMap((share) => this.with({ shares: [share] }).variants());
+    const forms = [...shares].sort((a, b) => b - a).flatMap((share) => this.with({ shares: [share] }).variants());
+    const trained = (/** @type {EntropySubset} */ { share, settings }) => share * settings.epochs;
+    return graded ? forms.sort((a, b) => trained(b) - trained(a)) : forms;
   }
 
   /** @param {import("./kind.js").Update} update */
