@@ -125,23 +125,22 @@ def lesson_written_out(family, sent, generic, kind) -> tuple[ServerTraining, Loc
         small.load({name: update.tensors[name] for name in small.manifest.names()})
         logits.append(small.logits(drawn.x).astype(np.float64))
     target = np.mean(logits, axis=0).astype(np.float32)
-    fixed, beta = {}, (lambda batch: {})
+    fixed = {}
     if kind.beta:
         maps = np.stack([update.tensors["prototypes"] for update in sent]).astype(np.float64)
         having = np.stack([update.tensors["counts"] > 0 for update in sent])
         mean = [maps[having[:, c], c].mean(0) for c in range(10)]
-        fixed = {"prototypes": np.array(mean, np.float32), "present": np.ones(10)}
-        beta = lambda batch: {"beta": np.array(kind.beta / (10 * len(batch)))}  # noqa: E731
+        beta = np.array(kind.beta / 10)
+        fixed = {"prototypes": np.array(mean, np.float32), "present": np.ones(10), "beta": beta}
     name = "prototype" if kind.beta else "distil"
-    return ServerTraining(
-        Sgd(0.1), 5, 32, "all", name, lambda batch: {"target": target[batch], **fixed, **beta(batch)}
-    ), drawn
+    extras = lambda batch: {"target": target[batch], **fixed}  # noqa: E731
+    return ServerTraining(Sgd(0.1), 5, 32, "all", name, extras), drawn
 
 
-def test_a_batch_weighs_logits_and_prototypes_as_equations_5_24_and_5_27_do(
+def test_a_batch_weighs_means_over_logits_and_over_prototypes(
     family, generic, small, clients, run
 ):
-    """(sum_i ||z_i - z_con,i||_1 + beta * sum_c CE(theta(F_c), c)) / (4 samples * 10 classes)."""
+    """Equations 5.24 and 5.27, both divided by their terms: 4 samples * 10 logits, and 10 prototypes."""
     kind, model = replace(KAD, beta=0.5), family.round(generic)
     sent = sent_by(kind, small, clients, run)
     state = kind.start(model)
@@ -156,7 +155,7 @@ def test_a_batch_weighs_logits_and_prototypes_as_equations_5_24_and_5_27_do(
     lesson = kind._training(state)
     trainer = main.trainer("all", lesson.objective, 0)
     loss = trainer.loss_and_grads(state.drawn.x[batch], state.drawn.y[batch], lesson.extras(batch))
-    assert loss == pytest.approx((apart + 0.5 * of_classes) / (4 * 10), rel=1e-5)
+    assert loss == pytest.approx(apart / (4 * 10) + 0.5 * of_classes / 10, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", [KAD, MD])
@@ -199,7 +198,7 @@ def test_a_class_that_nobody_has_counts_nothing(family, generic, small, clients,
 
 def test_prototypes_teach_what_the_consensus_leaves_out(family, generic, small, clients, run):
     """FedKAD's classifier puts its classes' prototypes in their classes better than FedMD's does."""
-    heavy = replace(KAD, epochs=20, beta=320.0)
+    heavy = replace(KAD, epochs=20, beta=5.0)
     sent = sent_by(heavy, small, clients, run)
     bare = [replace(u, tensors={n: u.tensors[n] for n in small.manifest.names()}) for u in sent]
     model = family.round(generic)
@@ -233,7 +232,7 @@ def test_a_model_that_diverges_stays_as_it_was(family, generic, small, clients, 
     model = family.round(generic)
     sent = [KAD.train(small, clients[0], run())]
     with np.errstate(over="ignore", invalid="ignore"):
-        effect = finished(model, sent, replace(KAD, server_lr=3e38, beta=320.0))
+        effect = finished(model, sent, replace(KAD, server_lr=3e38, beta=5.0))
         refined = effect.refine(model.weights)
     assert all(np.array_equal(refined[name], model.weights[name]) for name in refined)
     for name in small.manifest.names():
