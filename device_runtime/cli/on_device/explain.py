@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{profile.name}, {load.samples} samples, deadline {options.deadline:g} s")
     heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])
     print(tabulate([_cells(row, options.statistics) for row in rows], headers=heads, disable_numparse=True))
-    print(_verdict(plan))
+    print(plan.verdict)
     print(_revealed(rows))
     if not (options.emulated or options.board):
         try:
@@ -267,12 +267,3 @@ def _masks(options: argparse.Namespace) -> Masks | None:
 
     keys = tuple(helper_key(text) for text in listed(options.mask_helpers))
     return Masks(helpers=keys, min_group=2, capacity=64, most_weight=1)
-
-
-def _verdict(plan: UpdateChoice) -> str:
-    if plan.chosen is None:
-        return "Nothing fits: this device would sit the round out."
-    if plan.straggler.straggler:
-        reasons = "; ".join(plan.straggler.reasons)
-        return f"A straggler for this task (a full update {reasons}); it sends {plan.chosen.label}."
-    return f"Not a straggler for this task; it sends {plan.chosen.label}."

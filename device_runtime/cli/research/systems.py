@@ -24,6 +24,8 @@ class OfferedKind:
     from_round: int
     until_round: int | None
     settings: dict[str, Any]
+    unset: dict[str, str]
+    """What a setting without a value stands for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +87,8 @@ def _print_one(options: argparse.Namespace) -> None:
     for part in parts:
         until = part.until_round or task.rounds
         print(f"\n{part.kind}, rounds {part.from_round} to {until}")
-        print(tabulate([(f"  {key}", value) for key, value in part.settings.items()], tablefmt="plain"))
+        rows = [(f"  {key}", part.unset.get(key, value)) for key, value in part.settings.items()]
+        print(tabulate(rows, tablefmt="plain"))
 
 
 def _offered(task: Task) -> Iterator[OfferedKind]:
@@ -93,7 +96,10 @@ def _offered(task: Task) -> Iterator[OfferedKind]:
 
     for kind in task.kinds:
         settings = registry.settings(kind.strategy)
-        yield OfferedKind(kind.name, kind.from_round, kind.until_round, settings)
+        rows = registry.list_settings(type(kind.strategy))
+        meanings = {row.name: row.meaning.partition("none: ")[2].rstrip(".") for row in rows}
+        unset = {key: meanings.get(key) or "none" for key, value in settings.items() if value in (None, "")}
+        yield OfferedKind(kind.name, kind.from_round, kind.until_round, settings, unset)
 
 
 def _deadlines(task: Task) -> str:

@@ -105,6 +105,16 @@ class UpdateChoice:
         return replace(self, chosen=chosen)
 
     @property
+    def verdict(self) -> str:
+        """Whether the device is a straggler for this task, why, and what it sends: a sentence for people."""
+        if self.chosen is None:
+            return "Nothing fits: this device would sit the round out."
+        if not self.straggler.straggler:
+            return f"Not a straggler for this task; it sends {self.chosen.label}."
+        reasons = "; ".join(self.straggler.reasons)
+        return f"A straggler for this task (a full update {reasons}); it sends {self.chosen.label}."
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """Why nothing richer was chosen: a sentence for each form passed over, and for classes not sent.
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -47,7 +48,7 @@ from device_runtime.strategies.training.workload import workload
 from .calibration import Corrections, Measurements
 from .one_task import OneTask, RoundInputs
 from .settings import Settings
-from .work import Assignment, Listener, RealWorker, WorkOutcome, train_richest
+from .work import Assignment, Decision, Listener, RealWorker, WorkOutcome, train_richest
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +143,7 @@ class DeviceTask(OneTask):
         self._measurements = Measurements(settings.folder / "speed.json")
         self._key = cache_key(bundle.sha256, f"{self._engine} {self._engine_settings}", settings.emulation)
         self._clock, self._link = clock, link
+        self._standing: tuple[bool, str] | None = None
         calibration = Corrections(self._virtual.profile.speed) if self._virtual else self._corrections()
         self._calibration, speed = calibration, calibration.speed
         self._rest()
@@ -275,7 +277,7 @@ class DeviceTask(OneTask):
             self._kinds(offer),
             offer.seed,
             closes_at,
-            listener.decided,
+            partial(self._decided, listener),
             unfetched,
             listener.pause_s,
             inputs.deaths,
@@ -288,6 +290,15 @@ class DeviceTask(OneTask):
             model.unload()
         self._learn(outcome)
         return outcome
+
+    def _decided(self, listener: Listener, decision: Decision) -> None:
+        """Says whether the device is a straggler, where this or what it sends has changed."""
+        plan = decision.plan
+        standing = (plan.straggler.straggler, plan.chosen.label if plan.chosen else "")
+        if plan.chosen is not None and standing != self._standing:
+            log.info("%s", plan.verdict)
+        self._standing = standing
+        listener.decided(decision)
 
     def keep_final_model(self, inputs: RoundInputs, pause_point: Callable[[], None]) -> None:
         """Keep the model that another round would have begun with, and evaluate it.

@@ -73,12 +73,12 @@ class Prototypes(
     consensus (equation 5.23), and labels are not used. The global model and every member are trained with two
     terms: the mean of the absolute differences of their logits from the consensus, over samples and classes
     (5.24), and `beta` times the mean cross-entropy of the classifier on the global prototypes (5.27), each
-    the plain mean over the devices that have the class (5.26, 5.29, 5.30). The thesis writes sums; but by its
-    table 5.9 beta 0.1 is a point above 0.01, and 1 little above 0.1, which sums over a batch would make terms
-    of 1/6400 and 1/64. With other kinds, the merged base is trained so, and the next base is `share` times the
-    result plus (1 - share) times the merged base (ours). Devices of one size share a base: the mean of their
-    updates, weighted by samples (ours; the thesis has one for each device, trained alone before the first
-    round). Defaults: section 5.6 (CIFAR-10), and table 4.1 for what it leaves open.
+    the plain mean over the devices that have the class (5.26, 5.29, 5.30). The thesis writes sums, in which
+    beta 1 would weigh 1/64 of this; its table 5.9 (beta 0.01 at FedMD's level, 1 the best) fits means. With
+    other kinds, the merged base is trained so, and the next base is `share` times the result plus (1 - share)
+    times the merged base (ours). Devices of one size share a base: the mean of their updates, weighted by
+    samples (ours; the thesis has one for each device, trained alone before the first round). Defaults:
+    section 5.6 (CIFAR-10), and table 4.1 for what it leaves open.
     """
 
     name: ClassVar[str] = "prototypes"

@@ -422,6 +422,18 @@ def test_the_plan_is_told_before_the_work_begins(stage):
     assert plans[0] == [(1, "class-means")]
 
 
+def test_the_log_says_once_whether_the_device_is_a_straggler_for_the_task_and_why(stage, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    slow = Speed(5e6, source="set")
+    monkeypatch.setattr("device_runtime.device.training.local_task.device_speed", lambda *_: slow)
+    for number in (1, 2):
+        stage.link.announce(stage.offer(number))
+        stage.go()
+    [sentence] = [r.message for r in caplog.records if "straggler" in r.message]
+    assert sentence.startswith("A straggler for this task (a full update needs ")
+    assert sentence.endswith(" s (mostly to compute)); it sends class-means.")
+
+
 def test_presence_is_the_link_s_to_tell(stage):
     states = []
     publish = stage.link.publish

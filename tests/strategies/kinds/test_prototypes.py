@@ -137,9 +137,7 @@ def lesson_written_out(family, sent, generic, kind) -> tuple[ServerTraining, Loc
     return ServerTraining(Sgd(0.1), 5, 32, "all", name, extras), drawn
 
 
-def test_a_batch_weighs_means_over_logits_and_over_prototypes(
-    family, generic, small, clients, run
-):
+def test_a_batch_weighs_means_over_logits_and_over_prototypes(family, generic, small, clients, run):
     """Equations 5.24 and 5.27, both divided by their terms: 4 samples * 10 logits, and 10 prototypes."""
     kind, model = replace(KAD, beta=0.5), family.round(generic)
     sent = sent_by(kind, small, clients, run)
