@@ -3,12 +3,15 @@
     .venv/bin/python benchmarks/ncm_cifar10.py                 # 10,000 + 2,000 images, some minutes
     .venv/bin/python benchmarks/ncm_cifar10.py --train 1000    # a look
     .venv/bin/python benchmarks/ncm_cifar10.py --clients 100   # and FedNCM: one round of so many devices
+    .venv/bin/python benchmarks/ncm_cifar10.py --heads --cache features.npz   # closed-form heads
 
 Pre-trained weights become a bundle with a head of ten classes; ONNX Runtime computes the features, which are
 the averages of the last feature maps, from images enlarged from 32 to 128 pixels (--size 224: to 224). A row
 of the head is the mean of its class at length 1, the bias is 0. With --clients the images are divided by
-Dirichlet(0.1) and a simulated fleet sends class means; what it serves is evaluated. Real data is read from
-../shared/data.
+Dirichlet(0.1) and a simulated fleet sends class means; what it serves is evaluated. --heads compares heads in
+closed form, by the number of devices: of class means alone, of the covariance that these give (FedCOF), of
+second moments of one device, and of all; means as int8, three seeds. --cache keeps the features. Real data is
+read from ../shared/data.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ import io
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +36,20 @@ from tabulate import tabulate
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.training.heads import SoftmaxHead, accuracy_and_loss
 from device_runtime.simulation.history.records import NullObserver, SimulatedRound
+from device_runtime.simulation.partition import dirichlet_by_class
 from device_runtime.simulation.rounds.run import prepare, simulate
 from device_runtime.simulation.scenarios import scenario
+from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.statistics.class_statistics import (
+    Statistics,
+    decode,
+    encode,
+    measure_statistics,
+)
+from device_runtime.strategies.statistics.closed_form import RoundStatistics, solve_head
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS, IMAGES = DATA / "squeezenet1_0_imagenet.npz", DATA / "cifar10_10k_2k_jpegbytes.npz"
@@ -153,16 +167,89 @@ def federated(bundle: Bundle, train: Photos, test: Photos, clients: int) -> Resu
     return Result(sent, lines[0].eval_acc, seconds)
 
 
+FLEETS, ALPHAS, SEEDS = (10, 20, 100, 400), (0.1, 0.3, 1000.0), 3
+MEANS = ClassStatistics(numbers="int8", moments=False)
+
+
+def heads(bundle: Bundle, cached: Mapping[str, NDArray[Any]]) -> list[tuple[float | str, ...]]:
+    """Accuracy in % by Dirichlet's alpha and number of devices, and FedCOF's share of the way."""
+    rows, labels = [], len(bundle.manifest.labels)
+    whole = measure_statistics(cached["train"], cached["train_y"], labels, MEANS.smallest_count)
+    moments = 100 * _accuracy(bundle, _head(bundle.manifest, *solve_head(whole)), cached)
+    for alpha, devices in product(ALPHAS, FLEETS):
+        runs = [_accuracies(bundle, cached, alpha, devices, seed) for seed in range(SEEDS)]
+        means, of_means, one_device = 100 * np.mean(runs, axis=0)
+        share = (of_means - means) / (moments - means)
+        rows.append((f"{alpha:g}", devices, means, of_means, one_device, moments, f"{share:.0%}"))
+    return rows
+
+
+def _accuracies(
+    bundle: Bundle, cached: Mapping[str, NDArray[Any]], alpha: float, devices: int, seed: int
+) -> list[float]:
+    """With class means alone, FedCOF, and the same with second moments of the first device."""
+    x, y = cached["train"], cached["train_y"]
+    parts = dirichlet_by_class(y, devices, alpha, np.random.default_rng(seed))
+    manifest, labels = bundle.manifest, len(bundle.manifest.labels)
+    nearest = Statistics.none(labels, x.shape[1]).sums
+    served = []
+    for with_moments in (0, 1):
+        pooling = RoundStatistics(manifest, bundle.weights(), MEANS)
+        for number, part in enumerate(parts):
+            sent = measure_statistics(x[part], y[part], labels, MEANS.smallest_count)
+            settings = replace(MEANS, moments=number < with_moments)
+            sent = decode(encode(sent, settings), (labels, x.shape[1]))
+            nearest = nearest if with_moments else nearest + sent.sums
+            pooling.add(sent, None)
+        served.append(pooling.closed({})[1])
+    rows = nearest.means()
+    of_means = _head(manifest, rows, -np.square(rows).sum(axis=1) / 2)
+    return [_accuracy(bundle, each, cached) for each in (of_means, *served)]
+
+
+def _head(manifest: Manifest, weights: NDArray[Any], bias: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    return {
+        manifest.head.weight: weights.astype(np.float32),
+        str(manifest.head.bias): bias.astype(np.float32),
+    }
+
+
+def _accuracy(
+    bundle: Bundle, weights: Mapping[str, NDArray[Any]], cached: Mapping[str, NDArray[Any]]
+) -> float:
+    logits = SoftmaxHead(bundle.manifest, weights).logits(cached["test"])
+    return accuracy_and_loss(logits, cached["test_y"]).eval_acc
+
+
+def _cached(path: Path | None, bundle: Bundle, train: Photos, test: Photos) -> Mapping[str, NDArray[Any]]:
+    """Features and classes of both parts, from the file if it exists, which else is written."""
+    if path is not None and path.exists():
+        return dict(np.load(path))
+    model = OnnxModel(bundle, threads=1)
+    parts = {"train": features(model, train), "test": features(model, test)}
+    parts |= {"train_y": train.y, "test_y": test.y}
+    if path is not None:
+        np.savez(path, **parts)
+    return parts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--train", type=int, help="train images (default: all 10,000)")
     parser.add_argument("--size", type=int, default=SIZE, help="pixels of a side (default: 128)")
     parser.add_argument("--clients", type=int, help="devices that hold the images, for FedNCM besides")
+    parser.add_argument("--heads", action="store_true", help="compare heads in closed form, and nothing else")
+    parser.add_argument("--cache", type=Path, help="file of features for --heads")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     train, test = read("train", options.train, options.size), read("test", size=options.size)
     with tempfile.TemporaryDirectory() as folder:
         bundle = backbone(Path(folder) / "bundle", options.size)
+        if options.heads:
+            compared = heads(bundle, _cached(options.cache, bundle, train, test))
+            names = ("alpha", "devices", "class means", "FedCOF", "moments of one", "of all", "of the way")
+            print(tabulate(compared, names, floatfmt=".1f"))
+            return
         results = [nearest_class_mean(bundle, train, test, options.threads)]
         if options.clients:
             results.append(federated(bundle, train, test, options.clients))

@@ -244,11 +244,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _ = self.screening
         except ValueError as error:
             raise TaskError(f"robust: {error}") from None
-        if self.closed_form and not self.statistics.moments:
-            raise TaskError(
-                "statistics.moments is false, and a head in closed form needs second moments: "
-                'give head = "trained", or leave it out'
-            )
         statistics = self.statistics if self.closed_form else None
         kinds = tuple(kind.with_statistics(statistics) for kind in self.kinds)
         msgspec.structs.force_setattr(self, "kinds", kinds)

@@ -13,10 +13,11 @@ and sums; theta_t is the base on which all of them were measured; there are d fe
     b_c     = -1/2 mu_c^T Sigma^-1 mu_c + log(N_c / sum N) + tr(Sigma^-1 Sigma0) / (2 max(1, N_c))
     W, b    <- W / T, b / T;   T = max(1, mean_c m_c / log(sum N))
 
-C' is the number of classes with N'_c > 0. A class that no device sent has W_c = 0, b_c = -30. The served
-model is the extractor E with the head W, b: E is averaged with the weights of the statistics, so that old
-means fit it to first order. Late statistics add the base that they were measured on to w_t theta_t. The next
-base keeps its own, trained head. If the head has more features than the statistics, these are of f R
+C' is the number of classes with N'_c > 0. If few or no second moments came, Sigma0 is that of class means,
+and Sigma is shrunk more (`covariance`). A class that no device sent has W_c = 0, b_c = -30. The served model
+is the extractor E with the head W, b: E is averaged with the weights of the statistics, so that old means fit
+it to first order. Late statistics add the base that they were measured on to w_t theta_t. The next base keeps
+its own, trained head. If the head has more features than the statistics, these are of f R
 (`directions.Projection`), d is their number, and the served head is W R', b. n_c and s_c include all samples
 and rounds that a device's statistics stand for (`kind_statistics.samples_per_measured`, `device_half.Late`).
 
@@ -52,13 +53,12 @@ from . import bounds, class_statistics
 from .bounds import StatisticsBounds
 from .class_statistics import Statistics, StatisticsFile, StatisticsSource
 from .class_sums import ClassSums, scale_in
+from .covariance import MeanScatter, RoundMeans, within_classes
 
 MEMORY = "closed-form"
 """The key of the pool in `CarriedState.memory`, whose other keys are names of kinds."""
 UNSEEN = -30.0
 """The bias of a class that no device sent."""
-SHRINKAGE = 0.1
-"""The weight of the scaled identity in Sigma."""
 RARE = 0.5
 """A class is rare if its pooled samples are fewer than this share of the mean over classes."""
 _EXTRACTOR = "extractor/"
@@ -68,6 +68,7 @@ _EXTRACTOR = "extractor/"
 class StatisticsPool:
     """The pooled statistics of all rounds so far, in float64.
 
+    of_means: the scatter of the devices' class means, which gives Sigma0 if few second moments came.
     extractor: E, the float tensors of the base without the head.
     weight: w.
     samples: nbar, the mean over `rounds` rounds.
@@ -76,6 +77,7 @@ class StatisticsPool:
 
     statistics: Statistics
     projection: Projection
+    of_means: MeanScatter
     extractor: Tensors = field(default_factory=lambda: NO_TENSORS)
     weight: float = 0.0
     samples: float = 0.0
@@ -86,7 +88,9 @@ class StatisticsPool:
     def of(cls, memory: Tensors, labels: int, projection: Projection) -> StatisticsPool:
         """The pool that `kept` wrote; an empty one if there is none, or it has another projection."""
         if not memory or memory["projection"].tolist() != _numbers(projection):
-            return cls(Statistics.none(labels, projection.size), projection)
+            return cls(
+                Statistics.none(labels, projection.size), projection, MeanScatter.none(projection.size)
+            )
         sums = ClassSums(memory["sums"], memory["counts"])
         statistics = Statistics(
             sums, ClassSums(memory["moment_sums"], memory["moment_counts"]), memory["moments"]
@@ -95,9 +99,10 @@ class StatisticsPool:
         weight, samples, rounds = memory["scalars"].tolist()
         extractor = {n.removeprefix(_EXTRACTOR): v for n, v in memory.items() if n.startswith(_EXTRACTOR)}
         usual = memory.get("usual", bounds.no_rounds())
-        return cls(
-            replace(statistics, right=right), projection, extractor, weight, samples, int(rounds), usual
-        )
+        statistics, of_means = replace(statistics, right=right), MeanScatter.none(projection.size)
+        if "mean_scatter" in memory:
+            of_means = MeanScatter(memory["mean_scatter"], float(memory["mean_free"]))
+        return cls(statistics, projection, of_means, extractor, weight, samples, int(rounds), usual)
 
     def kept(self) -> dict[str, NDArray[Any]]:
         """The pool as tensors, without loss, to keep until the next round; read by `of`."""
@@ -110,15 +115,20 @@ class StatisticsPool:
             "moments": statistics.moments,
             "right": statistics.right,
             "usual": self.usual,
+            "mean_scatter": self.of_means.squares,
+            "mean_free": np.array(self.of_means.free, np.float64),
             "scalars": np.array([self.weight, self.samples, self.rounds], np.float64),
             "projection": np.array(_numbers(self.projection), np.int64),
             **{_EXTRACTOR + name: value for name, value in self.extractor.items()},
         }
 
-    def after(self, sent: Statistics, extractor: Tensors) -> StatisticsPool:
+    def after(
+        self, sent: Statistics, extractor: Tensors, of_means: MeanScatter | None = None
+    ) -> StatisticsPool:
         """The pool after a round; unchanged if no device sent statistics.
 
-        `extractor` is the mean of the extractors on which the round's statistics were measured, float64.
+        `extractor` is the mean of the extractors on which the round's statistics were measured, float64;
+        `of_means` the scatter of the round's class means.
         """
         fresh = float(sent.sums.counts.sum())
         if not fresh:
@@ -129,7 +139,10 @@ class StatisticsPool:
         old = gamma * self.weight
         mean = _mean([(old, self.extractor), (fresh, extractor)] if old else [(fresh, extractor)])
         statistics = self.statistics.decayed(gamma).add(sent)
-        return StatisticsPool(statistics, self.projection, mean, old + fresh, samples, rounds, self.usual)
+        spread = self.of_means.decayed(gamma)
+        spread = spread.add(of_means) if of_means else spread
+        weight = old + fresh
+        return StatisticsPool(statistics, self.projection, spread, mean, weight, samples, rounds, self.usual)
 
     def served(self, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """The model with the closed-form head: `base` with extractor E and head W, b.
@@ -137,7 +150,7 @@ class StatisticsPool:
         Raises ValueError if the statistics do not give a head, and says why.
         """
         extractor = {name: value.astype(np.float32) for name, value in self.extractor.items()}
-        weights, bias = solve_head(self.statistics)
+        weights, bias = solve_head(self.statistics, self.of_means)
         model = {**base, **extractor}
         weights = self.projection.back(weights) / scale_in(manifest, model)
         names = manifest.head
@@ -172,12 +185,15 @@ def _mean(parts: Sequence[tuple[float, Tensors]]) -> dict[str, NDArray[np.float6
     return mean
 
 
-def solve_head(statistics: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The head: W (classes, width) and b (classes,). Raises ValueError if there is no covariance yet."""
-    covariance = _covariance(statistics)
+def solve_head(
+    statistics: Statistics, of_means: MeanScatter | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The head: W (classes, width) and b (classes,). Raises ValueError if the statistics do not give one.
+
+    `of_means`: the scatter of the devices' class means, for few or no second moments.
+    """
+    covariance, shrunk = within_classes(statistics, of_means)
     counts, present = statistics.sums.counts, statistics.sums.present
-    width = len(covariance)
-    shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / width * np.eye(width)
     means = statistics.sums.sums[present] / counts[present, None]
     weights, bias = np.zeros(statistics.sums.sums.shape), np.full(len(counts), UNSEEN)
     weights[present] = np.linalg.solve(shrunk, means.T).T
@@ -197,20 +213,6 @@ def _temperature(logits: NDArray[np.float64], samples: float) -> float:
     own = logits.diagonal()
     rivals = np.where(np.eye(len(own), dtype=bool), -np.inf, logits).max(axis=1)
     return max(1.0, float(np.mean(own - rivals) / np.log(max(2.0, samples))))
-
-
-def _covariance(statistics: Statistics) -> NDArray[np.float64]:
-    """Sigma0, the covariance within classes, (width, width). Raises ValueError."""
-    sums = statistics.moment_sums
-    present = sums.present
-    free = float(sums.counts.sum()) - len(present)
-    if free <= 0:
-        raise ValueError("no device has sent second moments of enough samples yet")
-    means = sums.sums[present] / sums.counts[present, None]
-    covariance: NDArray[np.float64] = statistics.moments - (means * sums.counts[present, None]).T @ means
-    if not np.trace(covariance) > 0:
-        raise ValueError("the features of each class are all the same")
-    return covariance / free
 
 
 def rarest_classes(memory: Tensors) -> tuple[int, ...]:
@@ -281,13 +283,15 @@ class RoundStatistics:
         """The pool after this round, with what each device may add to it, and a note of what was bounded."""
         limits = StatisticsBounds(self._sent, pool.statistics, pool.usual)
         total, weights = Statistics.none(*self._shape), dict[int | None, float]()
-        for number, sent in zip(self._made_for, limits.bounded(), strict=True):
+        of_means, sources = RoundMeans(*self._shape), self._sent.sources
+        for number, source, sent in zip(self._made_for, sources, limits.bounded(), strict=True):
             total = total.add(sent)
+            of_means.add(sent.sums.weighted(1 / source.stands_for))
             weights[number] = weights.get(number, 0.0) + float(sent.sums.counts.sum())
         parts = [
             (weight, _extractor(self._bases[number], self._manifest))
             for number, weight in weights.items()
             if weight
         ]
-        after = pool.after(total, _mean(parts)) if parts else pool
+        after = pool.after(total, _mean(parts), of_means.scatter()) if parts else pool
         return replace(after, usual=limits.rounds), limits.note

@@ -88,7 +88,7 @@ def test_an_update_without_statistics_counts_as_ever(bench, task, sends):
     assert b.contribute("a", b.contribution("full", plain))[0].status == "accepted"
     b.wait(20.0)
     assert b.store.rounds.made(1).served
-    why = "no device has sent second moments of enough samples yet"
+    why = "devices have sent means of 0 classes and no spread of a class yet"
     assert b.store.rounds.closed()[0].note == f"the trained head is served: {why}"
 
 
