@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from .sample_source import SampleSource
 
 if TYPE_CHECKING:
-    from .local_samples import LocalSamples, Selection
-    from .reading import Stamp, load, open_samples, raw, stamp
+    from .local_samples import LocalSamples, Selection, load, open_samples
+    from .reading import Stamp, raw, stamp
 
 __all__ = [
     "LocalSamples",
@@ -31,5 +31,5 @@ def __getattr__(name: str) -> Any:
     """Imports the readers when they are first used, because they need numpy; `SampleSource` does not."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = ".local_samples" if name in ("Selection", "LocalSamples") else ".reading"
+    module = ".reading" if name in ("Stamp", "raw", "stamp") else ".local_samples"
     return getattr(import_module(module, __name__), name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import Texts
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import TargetSpec
-from device_runtime.models.errors import TensorError
+from device_runtime.models.errors import DataError, NoSamples, TensorError
 
 from .labels import LabelMap, SampleTargets
 from .listing import listing
@@ -31,6 +33,8 @@ from .units import (
     WantedSamples,
     file_stamp,
 )
+
+log = logging.getLogger(__name__)
 
 BLOCK = 256
 """Number of samples that are prepared at once."""
@@ -339,3 +343,37 @@ def _stamp(unit: Unit) -> tuple[int, int] | None:
         return file_stamp(unit.path)
     except OSError:
         return None
+
+
+def load(source: SampleSource | Path | str, manifest: Manifest, texts: Texts | None = None) -> LocalData:
+    """All samples of a source, prepared for the bundle; see `open_samples`."""
+    return open_samples(source, manifest, texts=texts).training
+
+
+def open_samples(
+    source: SampleSource | Path | str,
+    manifest: Manifest,
+    keep: Selection | None = None,
+    texts: Texts | None = None,
+) -> LocalSamples:
+    """Reads the samples of a source; skips unreadable ones and those of other classes, with a warning.
+
+    texts: of the bundle. Raises DataError if nothing is left, NoSamples if there was nothing.
+    """
+    source = SampleSource.of(source).check()
+    samples = LocalSamples(source, manifest, keep, texts)
+    samples.refresh()
+    for skipped in samples.skipped:
+        log.warning("skipped %s", skipped)
+    if samples.scale_warning:
+        log.warning("%s: %s", source, samples.scale_warning)
+    if not len(samples.training) and not (samples.source.unlabelled and len(samples.holdout)):
+        if count := len(samples.holdout):
+            raise DataError(
+                f"{source}: all samples, {count}, would be held out of training: give --held-out 0"
+            )
+        why = "; ".join(str(skipped) for skipped in samples.skipped[:3])
+        if all(skipped.reason == EMPTY for skipped in samples.skipped):
+            raise NoSamples(f"no samples in {source}: {why or 'nothing is there'}")
+        raise DataError(f"no readable samples in {source}: {why}")
+    return samples

@@ -1,4 +1,4 @@
-"""Reads the samples of a source: for a task, without labels, or as they are stored."""
+"""Reads the samples of a source without labels, or as they are stored."""
 
 from __future__ import annotations
 
@@ -14,57 +14,22 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.inputs import InputSpec, Texts
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
-from device_runtime.models.errors import DataError, ModelError, NoSamples
+from device_runtime.models.errors import DataError, ModelError
 
 from . import arrays, single, table
 from .cells import NO_LABEL_COLUMN, column_values
 from .labels import LabelMap
 from .listing import listing
-from .local_data import LocalData
-from .local_samples import LocalSamples, Selection, for_task
+from .local_samples import for_task
 from .model_check import MOST
 from .row_reader import WindowCutter
 from .sample_source import SampleSource
-from .units import EMPTY, RawSamples, Refused, Skip, SkippedTally, WantedSamples, read_file, refusing
+from .units import RawSamples, Refused, Skip, SkippedTally, WantedSamples, read_file, refusing
 
 log = logging.getLogger(__name__)
 
 Stamp = frozenset[tuple[str, int, int]]
 """Files by name, size in bytes, and time of the last change in ns; a changed file gets a new entry."""
-
-
-def load(source: SampleSource | Path | str, manifest: Manifest, texts: Texts | None = None) -> LocalData:
-    """All samples of a source, prepared for the bundle; see `open_samples`."""
-    return open_samples(source, manifest, texts=texts).training
-
-
-def open_samples(
-    source: SampleSource | Path | str,
-    manifest: Manifest,
-    keep: Selection | None = None,
-    texts: Texts | None = None,
-) -> LocalSamples:
-    """Reads the samples of a source; skips unreadable ones and those of other classes, with a warning.
-
-    texts: of the bundle. Raises DataError if nothing is left, NoSamples if there was nothing.
-    """
-    source = SampleSource.of(source).check()
-    samples = LocalSamples(source, manifest, keep, texts)
-    samples.refresh()
-    for skipped in samples.skipped:
-        log.warning("skipped %s", skipped)
-    if samples.scale_warning:
-        log.warning("%s: %s", source, samples.scale_warning)
-    if not len(samples.training) and not (samples.source.unlabelled and len(samples.holdout)):
-        if count := len(samples.holdout):
-            raise DataError(
-                f"{source}: all samples, {count}, would be held out of training: give --held-out 0"
-            )
-        why = "; ".join(str(skipped) for skipped in samples.skipped[:3])
-        if all(skipped.reason == EMPTY for skipped in samples.skipped):
-            raise NoSamples(f"no samples in {source}: {why or 'nothing is there'}")
-        raise DataError(f"no readable samples in {source}: {why}")
-    return samples
 
 
 def inputs(
