@@ -51,7 +51,7 @@ Kinds with the setting `terms` train with these besides cross-entropy: a table b
 
 def page() -> str:
     """All of docs/task.md."""
-    usual = ", ".join(f"`{name}`" for name in registry.DEFAULT_KINDS)
+    usual = ", ".join(f"`{name}`" for name in registry.OFFERED_KINDS)
     toml = (HERE.parent / "deploy" / "task.toml").read_text("utf-8")
     parts = [HEAD, f"```toml\n{toml}```\n", "\n## Keys of a task\n\n", _table(ranges.list_settings(Task))]
     parts += [KINDS.format(usual=usual), _table(ranges.list_settings(KindSettings))]

@@ -48,8 +48,10 @@ from device_runtime.models.errors import ModelError, TensorError
 from device_runtime.strategies.errors import MaskError, OwnCodeError, SpoiltSum
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
+from device_runtime.strategies.interface.capabilities import DerivesMembers
 from device_runtime.strategies.interface.device_half import Late, LocalData, Update
 from device_runtime.strategies.interface.kind import variant_named
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import Merged, rebased_update
 from device_runtime.strategies.robust import Screen
@@ -241,7 +243,7 @@ class StoredUpdates:
         self._store, self._task, self._model = store, task, model
         self._kinds = {kind.name: kind for kind in task.kinds}
         self.notes: list[str] = []
-        self._cached_base = lru_cache(BASES_HELD * (1 + len(task.family)))(
+        self._cached_base = lru_cache(BASES_HELD * (1 + len(model.family)))(
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
 
@@ -325,25 +327,34 @@ class MergeTools:
             model.unload()
 
 
-def open_family(paths: tuple[str, ...], main: Manifest) -> dict[str, Bundle]:
+def open_family(task: Task, main: Bundle) -> dict[str, Bundle]:
     """The smaller models of a task, by the names in their manifests.
+
+    Without a family they are the parts in the main bundle, if a kind of the task trains parts; of a task
+    that names no kinds as `registry.offered_kinds` says.
 
     Raises ModelError, and TaskError for a model without a name, a name that is used twice, or inputs or
     labels other than the main model's.
     """
+    if not task.family:
+        names, parts = tuple(kind.name for kind in task.kinds), main.parts()
+        if names == registry.OFFERED_KINDS != registry.offered_kinds(main.manifest.target, parts):
+            return {}
+        return parts if any(isinstance(kind.strategy, DerivesMembers) for kind in task.kinds) else {}
     family: dict[str, Bundle] = {}
-    for path in paths:
+    for path in task.family:
         bundle = Bundle.open(bundles.find_bundle(path))
         member = bundle.manifest
-        if member.name in ("", main.name, *family):
+        if member.name in ("", main.manifest.name, *family):
             raise TaskError(
                 f"two models of the family are called {member.name!r}: export one by another name"
                 if member.name
                 else f"{path} has no name: export it by one"
             )
-        if differences := _differences(member, main):
+        if differences := _differences(member, main.manifest):
             raise TaskError(
-                f"{member.name} has other inputs or labels or another loss than {main.name}: {differences}"
+                f"{member.name} has other inputs or labels or another loss than {main.manifest.name}: "
+                f"{differences}"
             )
         family[member.name] = bundle
     return family

@@ -156,7 +156,7 @@ class OpenRun:
         for another task's folder.
         """
         main = Bundle.open(bundles.find_bundle(task.bundle))
-        family = open_family(task.family, main.manifest)
+        family = open_family(task, main)
         models = {"": main, **family}
         given_task, task = task, with_members(task, tuple(family))
         for why in without_effect(task, main.manifest):
@@ -169,7 +169,7 @@ class OpenRun:
         self.store = Store(folder, database=database)
         try:
             self.initial = self._initial(task, models)
-            shas = tuple(blob.sha for blob in self.initial.bundles.values())
+            shas = tuple(blob.sha for blob in self.initial.bundles.values())[: 1 + len(task.family)]
             self.run, self.resumed = check_identity(self.store, given_task, shas)
             self.budget = NoiseBudget(self.task, self.store, self.tools.manifests)
             self.groups = SumGroups(self.store, self.task, self.run, self.tools.manifests)

@@ -74,10 +74,10 @@ class ContributionChecker:
         if identity is None:
             raise RunFolderError(f"{folder} belongs to no run yet")
         self.task, self._run = tasks.decode(identity.task), identity.run
-        main = Bundle.open(bundles.find_bundle(self.task.bundle)).manifest
-        family = open_family(self.task.family, main)
+        main = Bundle.open(bundles.find_bundle(self.task.bundle))
+        family = open_family(self.task, main)
         self.task = with_members(self.task, tuple(family))
-        manifests = {"": main, **{name: bundle.manifest for name, bundle in family.items()}}
+        manifests = {"": main.manifest, **{name: bundle.manifest for name, bundle in family.items()}}
         self._rules = Rules.of(self.task)
         self._expected = ExpectedContributions(
             self.task,

@@ -19,7 +19,7 @@ from device_runtime.models.errors import ModelError
 from device_runtime.profiles import shipped
 from device_runtime.profiles.cost import MissingGraph
 from device_runtime.strategies.interface import capabilities
-from device_runtime.strategies.interface.capabilities import Comparable, NeedsModels
+from device_runtime.strategies.interface.capabilities import Comparable, DerivesMembers, NeedsModels
 from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.registry import KINDS
@@ -41,14 +41,29 @@ MAIN = ""
 def with_members(task: Task, names: tuple[str, ...]) -> Task:
     """The task, with the members of its family in each kind that trains them.
 
-    names: those of the bundles in `task.family`, in its order. A kind without `members` gets all of them. In
-    `members` a model is called by its name, its path as in `family`, or its file's name. Raises TaskError for
-    a member that is not in the family.
+    names: those of the bundles in `task.family`, in its order, or of the main bundle's parts without a
+    family. A kind without `members` gets all of them, parts only if it trains parts. In `members` a model is
+    called by its name, its path as in `family`, or its file's name. A task that offers the default kinds is
+    without those that train parts where there are none. Raises TaskError for a member that is not in the
+    family.
     """
     if not names:
-        return task
+        return _without_parts(task)
     spellings = _spellings(task, names)
-    kinds = tuple(_with_members(kind, names, spellings) for kind in task.kinds)
+    kinds = tuple(
+        _with_members(kind, names, spellings)
+        if task.family or isinstance(kind.strategy, DerivesMembers)
+        else kind
+        for kind in task.kinds
+    )
+    return msgspec.structs.replace(task, kinds=kinds)
+
+
+def _without_parts(task: Task) -> Task:
+    """The default kinds without those that train parts of the network, of which none are offered."""
+    if tuple(kind.name for kind in task.kinds) != registry.OFFERED_KINDS:
+        return task
+    kinds = tuple(kind for kind in task.kinds if kind.name in registry.DEFAULT_KINDS)
     return msgspec.structs.replace(task, kinds=kinds)
 
 
@@ -90,7 +105,7 @@ def _spellings(task: Task, names: tuple[str, ...]) -> dict[str, str]:
     """The bundle that each spelling means; a spelling that fits two bundles is left out."""
     names_by_spelling: dict[str, str] = {}
     several: set[str] = set()
-    for path, name in zip(task.family, names, strict=True):
+    for path, name in zip(task.family or names, names, strict=True):
         for spelling in {path, PurePath(path).name, PurePath(path).stem, name}:
             if names_by_spelling.setdefault(spelling, name) != name:
                 several.add(spelling)

@@ -135,7 +135,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kinds: Annotated[
         tuple[KindSettings, ...],
         Setting("Kinds of update offered, the preferred first: [[kinds]] tables.", ({"name": "full"},)),
-    ] = msgspec.field(default_factory=lambda: kinds_named(registry.DEFAULT_KINDS))
+    ] = msgspec.field(default_factory=lambda: kinds_named(registry.OFFERED_KINDS))
     max_num_examples: Annotated[
         int, Setting("Refuse an update that reports more samples.", 5000, "samples", at_least=1)
     ] = 1_000_000

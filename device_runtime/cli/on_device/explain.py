@@ -144,13 +144,17 @@ def _plan(
     from device_runtime.device.selection.choose import MAIN, choose
     from device_runtime.strategies.interface.kind import ClassStatistics
     from device_runtime.strategies.kinds import registry
+    from device_runtime.strategies.kinds.width_slice import WidthSlice
     from device_runtime.strategies.statistics import kind_statistics
+    from device_runtime.strategies.training.workload import workload
 
-    names = listed(options.kinds) if options.kinds else registry.DEFAULT_KINDS
+    parts = {name: part.manifest for name, part in bundle.parts().items()}
+    names = listed(options.kinds) if options.kinds else registry.offered_kinds(bundle.manifest.target, parts)
     kinds = [
         registry.make(name, {**settings, **registry.codec_setting(name, options.codec)})
         for name, settings in registry.default_settings(names)
     ]
+    kinds = [replace(kind, members=tuple(parts)) if isinstance(kind, WidthSlice) else kind for kind in kinds]
     by_default = options.head == "auto" and kind_statistics.serves_closed_form(kinds)
     if not load.no_classes and (options.head == "closed-form" or by_default):
         kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
@@ -162,10 +166,12 @@ def _plan(
     return choose(
         profile,
         kinds,
-        {MAIN: load},
+        {MAIN: load, **{name: workload(part, load.class_counts) for name, part in parts.items()}},
         options.deadline,
         lambda form: passed_over or allowed.bars(form),
-        upload_terms=upload_terms(masks, kinds, lambda _: bundle.manifest) if masks else None,
+        upload_terms=upload_terms(masks, kinds, {MAIN: bundle.manifest, **parts}.__getitem__)
+        if masks
+        else None,
     )
 
 

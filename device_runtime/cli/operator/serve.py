@@ -128,7 +128,7 @@ def _as_system(name: str, task: Task) -> Task:
     system_task = systems.task_as_system(name, task)
     used = [kind.name for kind in system_task.kinds]
     left = [kind.name for kind in task.kinds if kind.name not in used]
-    usual = msgspec.structs.replace(task, kinds=kinds_named(registry.DEFAULT_KINDS)).kinds
+    usual = msgspec.structs.replace(task, kinds=kinds_named(registry.OFFERED_KINDS)).kinds
     if left and task.kinds != usual:
         raise TaskError(
             f"system {name} has {', '.join(used)}, and not {', '.join(left)}: leave out one or the other"

@@ -4,7 +4,9 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,13 +15,13 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from device_runtime.models import networks
-from device_runtime.models.bundles.bundle import content_of
+from device_runtime.models.bundles.bundle import Bundle, content_of, write_part
 from device_runtime.models.bundles.inputs import LARGEST, InputSpec, WindowInput
 from device_runtime.models.bundles.manifest import TRAINING, Source
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS, TUNABLE_SETS
 from device_runtime.models.bundles.targets import LOSSES, METRICS, NORMAL, TargetSpec, targets_of
 from device_runtime.models.data.reading import inputs, target_values
-from device_runtime.models.errors import ExportError, one_line
+from device_runtime.models.errors import ExportError, ModelError, one_line
 from device_runtime.models.export.network_factory import build, settings, unique_pairs
 
 from .export_texts import TextReading, add_text_arguments, folder_settings, reading
@@ -236,6 +238,13 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
         help="Multiply features by a scale each before the head, which rounds of class means set.",
     )
     add("--ort-training", action="store_true", help="Add training graphs of onnxruntime-training.")
+    add(
+        "--narrower",
+        default="0.5,0.25",
+        metavar="SHARE,..",
+        help="Add graphs of narrower parts of the network, of these shares of its width, where it has one; "
+        "none: no parts (default: 0.5,0.25).",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -251,13 +260,59 @@ def run(args: argparse.Namespace) -> int:
         checked.append(graph)
         print(f"{graph.name} computes what torch computes", file=sys.stderr)
 
-    bundle = export(module, spec(args, texts, network_settings), args.out, report)
+    whole = spec(args, texts, network_settings)
+    bundle = export(module, whole, args.out, report)
+    narrower = _add_parts_of(bundle, whole, args, network_settings)
     rows = [(g.name, f"{g.bytes / 1000:.1f}", f"{g.worst:.0e}") for g in checked]
     print(tabulate(rows, ("graph", "KB", "off torch by"), disable_numparse=True, stralign="right"))
     trained = ", ".join(f"{name} {bundle.manifest.num_parameters(name)}" for name in bundle.manifest.sets)
     size = f"{len(bundle.packed()) / 1000:.0f} KB"
     print(f"\n{args.out}: {size}; values trained: {trained}; sha256 {bundle.sha256}")
+    print("\n".join(narrower))
     return 0
+
+
+def shares_of(args: argparse.Namespace) -> tuple[float, ...]:
+    """The shares of its width that narrower parts have. Raises ExportError."""
+    try:
+        shares = () if args.narrower == NONE else _numbers(args.narrower)
+    except ValueError:
+        shares = (0.0,)
+    if not all(0 < share < 1 for share in shares):
+        raise ExportError(f"--narrower is {args.narrower}, expected shares between 0 and 1, as in 0.5,0.25")
+    return shares
+
+
+def _add_parts_of(
+    bundle: Bundle, spec: "ExportSpec", args: argparse.Namespace, network_settings: Mapping[str, Any]
+) -> list[str]:
+    """Adds narrower parts of the network to a bundle; a line for each, or why there is none."""
+    from device_runtime.models.export.export import export
+
+    shares = shares_of(args)
+    width = None if ":" in args.factory else networks.default_of(args.factory, "width")
+    if shares and (width is None or not {"all"} <= spec.sets.keys() or "train" not in spec.objectives):
+        lacks = "setting width" if width is None else "graph train.all"
+        return [f"it has no narrower parts: {args.factory} has no {lacks}"]
+    whole, lines = network_settings.get("width", width), []
+    for share in shares:
+        plain = argparse.Namespace(**{**vars(args), "weights": None, "new_head": False})
+        part_settings = {**network_settings, "width": share * whole}
+        narrow = replace(
+            spec, name=f"width-{share:g}", sets={"all": {}}, objectives=("train",), features=(),
+            precisions=(), ort_training=False, pretrained=bundle.manifest.pretrained is True,
+            source=_source(args, part_settings),
+        )  # fmt: skip
+        try:
+            with TemporaryDirectory() as folder:
+                part = write_part(bundle, export(build(plain, part_settings), narrow, Path(folder) / "part"))
+        except ModelError as error:
+            lines.append(f"it has no part {narrow.name}: {one_line(error)}")
+            continue
+        graphs = sum(graph.bytes for graph in part.manifest.graphs.values()) / 1000
+        values = part.manifest.num_parameters()
+        lines.append(f"part {narrow.name}: {graphs:.0f} KB of graphs, trains {values} values")
+    return lines
 
 
 def check_free(folder: Path, overwrite: bool) -> None:

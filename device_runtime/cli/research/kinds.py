@@ -50,7 +50,7 @@ def _kinds() -> str:
     from device_runtime.strategies.kinds import registry
 
     rows = [tuple(row.values()) for row in _overview()]
-    head, usual = ("kind", "a device trains", "and sends", "method"), ", ".join(registry.DEFAULT_KINDS)
+    head, usual = ("kind", "a device trains", "and sends", "method"), ", ".join(registry.OFFERED_KINDS)
     return (
         f"{tabulate(rows, head, maxcolwidths=[None, 36, 30, 40])}\n\n"
         f"A round offers {usual},\n"

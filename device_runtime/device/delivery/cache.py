@@ -314,13 +314,13 @@ class ModelCache:
     @cached_property
     def _shipped(self) -> dict[str, Bundle]:
         """Bundles that came with the package, by hash: opened once, and only when one is missing."""
-        sound = {}
-        for shipped in bundles.shipped_names():
+        sound: dict[str, Bundle] = {}
+        for name in bundles.shipped_names():
             try:
-                bundle = Bundle.open(bundles.shipped_folder(shipped))
-                sound[bundle.sha256] = bundle
+                bundle = Bundle.open(bundles.shipped_folder(name))
+                sound |= {shipped.sha256: shipped for shipped in (bundle, *bundle.parts().values())}
             except ModelError as error:
-                log.warning("shipped bundle %s: %s", shipped, error)
+                log.warning("shipped bundle %s: %s", name, error)
         return sound
 
     def _route(self, base: Base) -> BaseRoute:

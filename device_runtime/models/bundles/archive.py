@@ -30,21 +30,21 @@ class FolderFiles(Mapping[str, bytes]):
     """The plain files of a folder, by name; each is read when it is looked up."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def __getitem__(self, name: str) -> bytes:
         try:
-            return (self._folder / name).read_bytes()
+            return (self.folder / name).read_bytes()
         except FileNotFoundError:
             raise KeyError(name) from None
         except OSError as error:
-            raise BundleError(f"{self._folder / name} cannot be read: {one_line(error)}") from error
+            raise BundleError(f"{self.folder / name} cannot be read: {one_line(error)}") from error
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and is_plain(name) and (self._folder / name).is_file()
+        return isinstance(name, str) and is_plain(name) and (self.folder / name).is_file()
 
     def __iter__(self) -> Iterator[str]:
-        return (p.name for p in sorted(self._folder.iterdir()) if p.name in self)
+        return (p.name for p in sorted(self.folder.iterdir()) if p.name in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

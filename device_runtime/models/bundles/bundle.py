@@ -1,6 +1,7 @@
 """A bundle on disk: manifest, weights and graphs in a folder or zip, verified when it is opened."""
 
 import hashlib
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +22,13 @@ from .inputs import File, TextInput, Texts
 from .manifest import ORT_TRAINING, TRAINING, Graph, Manifest
 from .names import LEVELS, PRECISIONS
 from .tensors import TensorSpec
+from .weights import Slices
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
+PARTS = "parts"
+"""The folder, in a bundle's, of narrower parts of its network: bundles without a weights file."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,16 @@ class Bundle:
             )
         return Texts(text, tokenizer.tokenizer(), self.manifest.input.shape[0])
 
+    def parts(self) -> dict[str, "Bundle"]:
+        """The narrower parts of the network that are in the bundle's folder, by name, the widest first.
+
+        Raises BundleError, and TensorError for a bundle there that is no part of this one.
+        """
+        folders = (self.path / PARTS).iterdir() if (self.path / PARTS).is_dir() else ()
+        bundles = [Bundle.open(folder) for folder in sorted(folders) if (folder / MANIFEST).is_file()]
+        bundles.sort(key=lambda part: -part.manifest.num_parameters())
+        return {part.manifest.name: part for part in bundles}
+
     @cached_property
     def sha256(self) -> str:
         """The sha256 of the canonical zip in hexadecimal: the same for the folder and for its zip."""
@@ -98,6 +112,8 @@ def write(
 ) -> Bundle:
     """Writes a bundle into `folder`, which is created; fills in the hashes and sizes of `manifest`.
 
+    Parts of a bundle that was there are removed.
+
     graphs: by graph name, the same names as in the manifest. tokenizer: if the input is text, and only then.
     Raises BundleError for parts that do not fit each other, before anything is written, or if `folder`
     cannot be written to.
@@ -106,8 +122,7 @@ def write(
         raise BundleError("a tokenizer is given to a bundle whose input is text, and to no other")
     if graphs.keys() != manifest.graphs.keys():
         raise BundleError(f"graphs are {sorted(graphs)}, the manifest lists {sorted(manifest.graphs)}")
-    stored = tensors.to_float16(weights) if manifest.stored_as == "float16" else weights
-    files = {WEIGHTS: tensors.encode(stored)}
+    files = {WEIGHTS: tensors.encode(_stored(manifest, weights))}
     files |= {manifest.graphs[name].file: graph for name, graph in graphs.items()}
     if tokenizer is not None:
         files[TOKENIZER] = tokenizer
@@ -115,8 +130,31 @@ def write(
     _checked(files, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / PARTS).is_dir():
+            shutil.rmtree(folder / PARTS)
         for name, content in files.items():
             (folder / name).write_bytes(content)
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be written: {one_line(error)}") from error
+    return Bundle.open(folder)
+
+
+def write_part(main: Bundle, part: Bundle) -> Bundle:
+    """Adds a narrower network to a bundle as a part of it, without its weights: they are cut out of the main
+    ones when it is opened. Replaces one of its name.
+
+    Raises TensorError if it is no part of the main network, BundleError if the folder cannot be written to.
+    """
+    weights = tensors.encode(
+        _stored(part.manifest, Slices.of(main.manifest, part.manifest).cut(main.weights()))
+    )
+    files = {graph.file: part.graph(name) for name, graph in part.manifest.graphs.items()}
+    manifest = _with_hashes(part.manifest, {**files, WEIGHTS: weights})
+    folder = main.path / PARTS / manifest.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in {**files, MANIFEST: manifests.encode(manifest)}.items():
+            (folder / name).write_bytes(data)
     except OSError as error:
         raise BundleError(f"{folder} cannot be written: {one_line(error)}") from error
     return Bundle.open(folder)
@@ -169,9 +207,28 @@ def _shipped() -> Path:
     return content("models") / "bundles"
 
 
+class PartFiles(FolderFiles):
+    """The files of a narrower part in a bundle's folder, with weights that are cut out of the main ones."""
+
+    def __getitem__(self, name: str) -> bytes:
+        if name != WEIGHTS:
+            return super().__getitem__(name)
+        main, part = Bundle.open(self.folder.parent.parent), manifests.decode(self[MANIFEST])
+        return tensors.encode(_stored(part, Slices.of(main.manifest, part).cut(main.weights())))
+
+    def __contains__(self, name: object) -> bool:
+        return name == WEIGHTS or super().__contains__(name)
+
+
+def _stored(manifest: Manifest, weights: tensors.Tensors) -> tensors.Tensors:
+    """The weights as the file holds them."""
+    return tensors.to_float16(weights) if manifest.stored_as == "float16" else weights
+
+
 def _files(path: Path) -> Mapping[str, bytes]:
     if path.is_dir():
-        return FolderFiles(path)
+        is_part = path.parent.name == PARTS and not (path / WEIGHTS).is_file()
+        return PartFiles(path) if is_part else FolderFiles(path)
     if path.is_file():
         return read_zip(path.read_bytes(), str(path))
     raise BundleError(f"{path} does not exist; a bundle is a folder or a zip")

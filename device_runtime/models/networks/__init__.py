@@ -71,6 +71,12 @@ def described(name: str, settings: Mapping[str, Setting]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
+def default_of(name: str, setting: str) -> Setting | None:
+    """The default of a network's setting; None if it takes no such setting. Raises ExportError as `build`."""
+    parameter = inspect.signature(_function(name)).parameters.get(setting)
+    return None if parameter is None else parameter.default
+
+
 def _function(name: str) -> Callable[..., Any]:
     if name not in NETWORKS:
         raise ExportError(f"no network {name!r}; known are {', '.join(NETWORKS)}")

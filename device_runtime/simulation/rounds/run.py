@@ -79,7 +79,7 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
     """
     bundle = Bundle.open(bundles.find_bundle(scenario.task.bundle))
     try:
-        family = open_family(scenario.task.family, bundle.manifest)
+        family = open_family(scenario.task, bundle)
         scenario = _with_members(scenario, tuple(family))
     except TaskError as error:
         raise ScenarioError(str(error)) from None
@@ -102,7 +102,7 @@ def _with_members(scenario: Scenario, names: tuple[str, ...]) -> Scenario:
     """
     task = scenario.task
     if not names:
-        return scenario
+        return msgspec.structs.replace(scenario, task=with_members(task, names))
     groups = {
         name: msgspec.structs.replace(
             group, members=members_called(group.members, task, names, f"groups.{name}.members")

@@ -13,6 +13,7 @@ import msgspec
 
 from device_runtime.broker.wire.messages import Kind, encode_settings
 from device_runtime.content import explained
+from device_runtime.models.bundles.targets import TargetSpec
 from device_runtime.strategies import plugins
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.codecs.codec import CodecError
@@ -68,7 +69,19 @@ STATISTICS, TERMS_SETTING = "statistics", "terms"
 """The setting that the task sets for every kind, and the one whose value is a table of terms by name."""
 
 DEFAULT_KINDS = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
-"""The kinds that a task offers by default, in the order of preference."""
+"""The kinds that every bundle can do, in the order of preference."""
+OFFERED_KINDS = (*DEFAULT_KINDS[:-1], "width-slice", DEFAULT_KINDS[-1])
+"""The kinds that a task offers that names none, see `offered_kinds`."""
+
+
+def offered_kinds(target: TargetSpec, parts: Iterable[str]) -> tuple[str, ...]:
+    """The kinds that a task offers that names none, for a bundle with this loss and these narrower parts.
+
+    Parts are trained where the loss is not of classes. Where it is, devices that cannot train the whole
+    network bring more by heads and class statistics.
+    """
+    return OFFERED_KINDS if target.why_not_by_class and tuple(parts) else DEFAULT_KINDS
+
 
 P = TypeVar("P", bound=type[Any])
 _sources: set[str] = set()

@@ -31,7 +31,8 @@ class SliceMean:
 class WidthSlice(FedAvg):
     """Trains every parameter of a narrower network, whose tensors are the leading parts of the main model's.
 
-    members: names in the task's family, the richest first; "", or no members, is the main model itself. Each
+    members: names in the task's family, or without one of the parts in the bundle, the richest first; "", or
+    no members, is the main model itself. Each
     element of the main model becomes the mean over the devices that trained it, those with full updates
     included, and stays if none did. The members' next bases are cut out of the next main base.
     Different from the paper: means are weighted by samples, as in FedAvg, not by devices. Group norm
@@ -81,7 +82,10 @@ class WidthSlice(FedAvg):
         `derive`, and BundleError without members.
         """
         if not self.members:
-            raise BundleError("it has no narrower models: give the task a family (serve --family A,B)")
+            raise BundleError(
+                "it has no narrower models: export the network with its parts (export --narrower 0.5), "
+                "or give the task a family (serve --family A,B)"
+            )
         self._slices(manifests)
         for member in self.members:
             if manifests[""].pretrained and not manifests[member].pretrained:

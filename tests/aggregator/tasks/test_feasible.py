@@ -54,7 +54,7 @@ def test_an_objective_that_the_bundle_lacks_is_named_with_the_options_that_expor
 
 def test_a_width_slice_of_no_family_would_be_a_full_update_by_another_name(make_task, manifest):
     with pytest.raises(
-        TaskError, match="cannot be merged: it has no narrower models: give the task a family"
+        TaskError, match="cannot be merged: it has no narrower models: export the network with its parts"
     ):
         check_kinds(make_task("full", "width-slice"), manifest)
 

@@ -3,9 +3,13 @@
 import pytest
 
 from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.merging.merge_round import open_family
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.feasible import unused_reason, with_members
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.task import Task
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
+from device_runtime.strategies.kinds import registry
 
 PATHS = ("bundles/narrow.zip", "bundles/narrower.zip")
 NAMES = ("wrn-half", "wrn-quarter")
@@ -60,3 +64,27 @@ def test_the_example_of_the_page_works_in_a_task_file(tmp_path, exported):
     )
     task = with_members(tasks.load(file, {}), ("half",))
     assert task.kinds[1].strategy.members == ("half",)
+
+
+def test_the_default_kinds_train_the_parts_of_the_bundle_and_none_where_there_are_none():
+    task = Task(bundle="b")
+    narrower = {kind.name: kind.settings.get("members") for kind in with_members(task, ("width-0.5",)).kinds}
+    assert narrower["width-slice"] == ("width-0.5",)
+    assert [kind.name for kind in with_members(task, ()).kinds] == list(registry.DEFAULT_KINDS)
+
+
+def test_parts_are_for_kinds_that_train_parts(make_task):
+    task = make_task(kind("prototypes"), kind("width-slice"))
+    assert [each.strategy.members for each in with_members(task, ("width-0.5",)).kinds] == [
+        (),
+        ("width-0.5",),
+    ]
+
+
+def test_a_task_that_trains_no_parts_has_none_of_the_bundle(make_task):
+    main = Bundle.open(shipped_folder("digits-wrn-10-1"))
+    assert open_family(make_task("full", "few-shot"), main) == {}
+    assert list(open_family(make_task("full", "width-slice"), main)) == ["width-0.5"]
+    assert (
+        open_family(Task(bundle="b"), main) == {}
+    )  # by default parts are for losses that are not of classes

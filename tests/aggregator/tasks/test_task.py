@@ -12,13 +12,14 @@ from device_runtime.strategies.kinds.fedavg import FedAvg
 
 def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_base():
     kinds = Task(bundle="b").kinds
-    assert [kind.name for kind in kinds] == list(registry.DEFAULT_KINDS)
+    assert [kind.name for kind in kinds] == list(registry.OFFERED_KINDS)
     own = {kind.name: {**kind.settings} for kind in kinds}
     assert [settings.pop("statistics") for settings in own.values()] == [
         msgspec.to_builtins(ClassStatistics())
     ] * len(own)
     assert {name: settings for name, settings in own.items() if settings} == {
         "full": {"graded": True},
+        "width-slice": {"graded": True},
         "entropy-subset": {"least_samples": 10, "graded": True},
         "few-shot": {"join_base": True, "least_samples": 40},
         "class-means": {"head": "trained"},
