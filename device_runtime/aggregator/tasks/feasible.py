@@ -60,11 +60,11 @@ def with_members(task: Task, names: tuple[str, ...]) -> Task:
 
 
 def _without_parts(task: Task) -> Task:
-    """The default kinds without those that train parts of the network, of which none are offered."""
+    """The default kinds, by gain, without those that train parts, of which none are offered."""
     if tuple(kind.name for kind in task.kinds) != registry.OFFERED_KINDS:
         return task
     kinds = tuple(kind for kind in task.kinds if kind.name in registry.DEFAULT_KINDS)
-    return msgspec.structs.replace(task, kinds=kinds)
+    return msgspec.structs.replace(task, kinds=kinds, order="gain")
 
 
 def unused_reason(task: Task) -> str:

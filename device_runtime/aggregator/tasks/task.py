@@ -15,8 +15,9 @@ from device_runtime.broker.wire.messages import Kind
 from device_runtime.broker.wire.step_log import round_seed
 from device_runtime.content import explained, near, read_toml
 from device_runtime.strategies import settings as ranges
-from device_runtime.strategies.interface.kind import ClassStatistics
+from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.kinds.preference import by_gain
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 from device_runtime.strategies.robust.rules import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from device_runtime.strategies.settings import Setting
@@ -136,6 +137,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         tuple[KindSettings, ...],
         Setting("Kinds of update offered, the preferred first: [[kinds]] tables.", ({"name": "full"},)),
     ] = msgspec.field(default_factory=lambda: kinds_named(registry.OFFERED_KINDS))
+    order: Annotated[
+        Literal["listed", "gain"],
+        Setting(
+            "Prefer kinds as listed, or forms of update by measured gain, as tasks that name no kinds do.",
+            "gain",
+        ),
+    ] = "listed"
     max_num_examples: Annotated[
         int, Setting("Refuse an update that reports more samples.", 5000, "samples", at_least=1)
     ] = 1_000_000
@@ -321,9 +329,14 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """The kinds offered in round `number`, in order of preference, with that round's settings."""
         return tuple(kind.of_round(number) for kind in self.kinds if kind.in_round(number))
 
+    def preferred(self, number: int) -> tuple[AnyStrategy, ...]:
+        """The kinds of round `number`, or their forms one by one, as devices are to prefer them."""
+        kinds = tuple(kind.strategy for kind in self.offered(number))
+        return by_gain(kinds) if self.order == "gain" else kinds
+
     def offer_kinds(self, number: int) -> tuple[Kind, ...]:
         """The kinds of round `number` as they are written in an offer."""
-        return tuple(registry.write(kind.strategy) for kind in self.offered(number))
+        return tuple(map(registry.write, self.preferred(number)))
 
     @property
     def _mixed(self) -> bool:

@@ -144,6 +144,7 @@ def _plan(
     from device_runtime.device.selection.choose import MAIN, choose
     from device_runtime.strategies.interface.kind import ClassStatistics
     from device_runtime.strategies.kinds import registry
+    from device_runtime.strategies.kinds.preference import by_gain
     from device_runtime.strategies.kinds.width_slice import WidthSlice
     from device_runtime.strategies.statistics import kind_statistics
     from device_runtime.strategies.training.workload import workload
@@ -154,6 +155,8 @@ def _plan(
         registry.make(name, {**settings, **registry.codec_setting(name, options.codec)})
         for name, settings in registry.default_settings(names)
     ]
+    if not options.kinds and names == registry.DEFAULT_KINDS:
+        kinds = list(by_gain(kinds))
     kinds = [replace(kind, members=tuple(parts)) if isinstance(kind, WidthSlice) else kind for kind in kinds]
     by_default = options.head == "auto" and kind_statistics.serves_closed_form(kinds)
     if not load.no_classes and (options.head == "closed-form" or by_default):

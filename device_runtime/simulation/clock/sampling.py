@@ -169,7 +169,7 @@ class DeviceSampler:
     def _offered(self, number: int, members: tuple[str, ...]) -> tuple[AnyStrategy, ...]:
         """The kinds of round `number` for a device that trains only these members of a family; (): any."""
         if self._kinds[0] != number:
-            self._kinds = number, {(): tuple(kind.strategy for kind in self._task.offered(number))}
+            self._kinds = number, {(): self._task.preferred(number)}
         by_members = self._kinds[1]
         if members not in by_members:
             limited = (_only(kind, members) for kind in by_members[()])

@@ -70,7 +70,16 @@ def test_the_default_kinds_train_the_parts_of_the_bundle_and_none_where_there_ar
     task = Task(bundle="b")
     narrower = {kind.name: kind.settings.get("members") for kind in with_members(task, ("width-0.5",)).kinds}
     assert narrower["width-slice"] == ("width-0.5",)
-    assert [kind.name for kind in with_members(task, ()).kinds] == list(registry.DEFAULT_KINDS)
+    plain = with_members(task, ())
+    assert [kind.name for kind in plain.kinds] == list(registry.DEFAULT_KINDS)
+    assert (task.order, plain.order) == ("listed", "gain")
+    offered = [registry.read(kind) for kind in plain.offer_kinds(1)]
+    assert [form.variant for form in offered if form.name == "full"] == [
+        "",
+        "epochs=5",
+        "epochs=2",
+        "epochs=1",
+    ]
 
 
 def test_parts_are_for_kinds_that_train_parts(make_task):
