@@ -63,7 +63,8 @@ def test_a_regression_runs_from_tables_to_predictions_in_original_units(
     assert last["eval_acc"] > first["eval_acc"] > 0.5
     assert last["metrics"]["RMSE price"] < 15  # half of the prices' deviation
     log = (tmp_path / "serve.log").read_text()
-    assert "no device can do this kind: class-means works by class" in log
+    assert "no device can do this kind: few-shot works by class" in log
+    assert "class-means works by class" not in log
     assert "R2 0." in log
     assert "R2 0." in (tmp_path / "a.log").read_text()
     prediction = predicted(written(tmp_path / "new.csv", np.array([[1.0, 0.0, 0.0, 0.0]])))[0]

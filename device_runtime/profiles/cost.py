@@ -80,6 +80,8 @@ class Workload:
     sample_bytes: the size of one prepared input.
     maps: the number of values in a feature map, by level, for the levels that the bundle gives.
     no_classes: why kinds of update that work by class do not apply to the bundle's loss; empty if they do.
+    columns: the number of values that the outputs of a sample are compared with; 0 for classes.
+    strata: the number of strata that statistics have in place of classes; 0 for classes.
     """
 
     graphs: Mapping[str, GraphWork]
@@ -92,6 +94,8 @@ class Workload:
     sample_bytes: int
     maps: Mapping[str, int] = field(default_factory=dict)
     no_classes: str = ""
+    columns: int = 0
+    strata: int = 0
 
     def graph(self, name: str) -> GraphWork:
         """The work of one graph. Raises MissingGraph."""

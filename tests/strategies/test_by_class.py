@@ -8,9 +8,7 @@ from device_runtime.models.available_engines.onnx_engine import OnnxModel
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.profiles import shipped
 from device_runtime.strategies.interface.device_half import LocalData, Run
-from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds import registry
-from device_runtime.strategies.statistics import class_statistics
 from device_runtime.strategies.training.workload import workload
 
 BY_CLASS = {
@@ -38,9 +36,11 @@ def test_a_device_says_why_it_passes_over_a_kind_that_works_by_class(houses):
     )
 
 
-def test_no_head_is_computed_in_closed_form(houses):
-    why = class_statistics.infeasible_reason(houses.manifest, ClassStatistics())
-    assert why == "its loss is mse of price, area, not cross-entropy over classes"
+def test_class_means_of_class_statistics_apply_by_stratum(houses):
+    kinds = [registry.make("few-shot", {"statistics": {}}), registry.make("class-means", {"statistics": {}})]
+    plan = choose(shipped("pi-5"), kinds, {MAIN: workload(houses.manifest, (50,))}, 60.0)
+    assert plan.chosen.kind == "class-means"
+    assert len(plan.reasons) == 1
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistic
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import MOMENT_ROWS, MOMENTS, ROWS, Statistics
-from device_runtime.strategies.statistics.class_sums import ClassSums, scale_in
+from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.closed_form import StatisticsPool
 from device_runtime.strategies.statistics.kind_statistics import statistics_of, with_class_statistics
 from device_runtime.strategies.training.teaching import trained_specs
@@ -168,9 +168,9 @@ def round_statistics(
     `memory` is the pool that was stored after the round. It holds that round only, as a site gets its rounds
     without what was pooled before.
     """
-    projection = settings.projection(manifest.head.features)
-    pooled = StatisticsPool.of(memory, len(manifest.labels), projection).statistics
-    return pooled if manifest.scale is None else pooled.times(scale_in(manifest, base))
+    projection = class_statistics.projection_of(settings, manifest)
+    pooled = StatisticsPool.of(memory, manifest.strata, projection, manifest.columns).statistics
+    return pooled if manifest.scale is None else pooled.times(class_statistics.scale_of(manifest, base))
 
 
 def encoded_statistics(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Tensors:

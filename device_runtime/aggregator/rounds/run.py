@@ -162,7 +162,7 @@ class OpenRun:
         for why in without_effect(task, main.manifest):
             log.warning("%s", why)
         self.task = with_possible_head(task, main.manifest)
-        check_kinds(task, main.manifest, {name: bundle.manifest for name, bundle in family.items()})
+        check_kinds(self.task, main.manifest, {name: bundle.manifest for name, bundle in family.items()})
         self.evaluator = Evaluator(main, task.eval_data)
         generic = samples(task.generic, main, "generic set") if task.generic else None
         self.tools = MergeTools(models, generic)

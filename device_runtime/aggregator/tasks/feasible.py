@@ -125,6 +125,8 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
     `family`: manifests by name. Raises TaskError where round 1 offers no other kind, and for a kind that
     lacks a generic set, narrower models, or graphs on the aggregator.
     """
+    if task.closed_form and class_statistics.infeasible_reason(manifest, task.statistics):
+        task = msgspec.structs.replace(task, head="trained")
     fitting = [kind for kind in task.kinds if not inapplicable_reason(kind.strategy, manifest)]
     for kind in fitting:
         if task.robust != "none" and (why := _incomparable(kind.strategy, manifest)):
@@ -261,9 +263,9 @@ def _of_late_updates(task: Task) -> Iterator[str]:
 
 
 def _of_classes(task: Task, manifest: Manifest) -> Iterator[str]:
-    """Settings of heads in closed form, which are of classes."""
-    if manifest.target.compared != "classes" or not manifest.target.is_cross_entropy:
-        why = f"the bundle's loss is {manifest.target.description}, not cross-entropy over classes"
+    """Settings of heads in closed form."""
+    if manifest.target.own:
+        why = f"the bundle's loss is {manifest.target.description}, which only its graphs know"
         if task.head == "closed-form":
             yield f"head = closed-form has no effect: {why}"
     elif not task.closed_form:

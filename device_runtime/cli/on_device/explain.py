@@ -146,7 +146,7 @@ def _plan(
     from device_runtime.strategies.kinds import registry
     from device_runtime.strategies.kinds.preference import by_gain
     from device_runtime.strategies.kinds.width_slice import WidthSlice
-    from device_runtime.strategies.statistics import kind_statistics
+    from device_runtime.strategies.statistics import class_statistics, kind_statistics
     from device_runtime.strategies.training.workload import workload
 
     parts = {name: part.manifest for name, part in bundle.parts().items()}
@@ -159,7 +159,8 @@ def _plan(
         kinds = list(by_gain(kinds))
     kinds = [replace(kind, members=tuple(parts)) if isinstance(kind, WidthSlice) else kind for kind in kinds]
     by_default = options.head == "auto" and kind_statistics.serves_closed_form(kinds)
-    if not load.no_classes and (options.head == "closed-form" or by_default):
+    possible = not class_statistics.infeasible_reason(bundle.manifest, ClassStatistics())
+    if possible and (options.head == "closed-form" or by_default):
         kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
     if options.state and not options.state.is_dir():
         raise NoDevice(f"no device is in {options.state}")

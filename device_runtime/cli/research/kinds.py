@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 
 BY_CLASS = "It works by class: it applies only to bundles whose loss is cross-entropy (docs/losses.md).\n\n"
+BY_STRATUM = (
+    "It works by class. With other losses than cross-entropy it applies where the served head is in closed\n"
+    "form, by stratum (docs/losses.md).\n\n"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +79,7 @@ def _settings(kind: type[AnyStrategy], settings: list[SettingText]) -> str:
     return (
         f"{kind.name}: a device trains {kind.about.trains}; it sends {kind.about.sends}.\n"
         f"{kind.about.source}\n\n"
-        f"{BY_CLASS if kind.traits.by_class else ''}"
+        f"{(BY_STRATUM if kind.traits.statistics_alone else BY_CLASS) if kind.traits.by_class else ''}"
         f"{tabulate(rows, head, disable_numparse=True, maxcolwidths=[None, 20, 26, None, 46])}\n\n"
         f"In the file of a task (docs/task.md), for example:\n\n{example(kind, settings)}"
     )

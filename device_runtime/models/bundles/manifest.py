@@ -10,7 +10,7 @@ from device_runtime.models.errors import BundleError, one_line
 
 from .inputs import Count, File, InputSpec, ManifestRecord, Shape, Size
 from .names import RUN_BYTES, SCALE
-from .targets import CROSS_ENTROPY, TargetSpec
+from .targets import CROSS_ENTROPY, STRATA, TargetSpec
 from .tensors import TensorSpec
 
 FORMAT = 2
@@ -166,6 +166,16 @@ class Manifest(ManifestRecord, frozen=True):
     def outputs(self) -> int:
         """The number of the network's outputs for a sample: one for each label, or for each input value."""
         return prod(self.input.shape) if self.target.compared == "input" else len(self.labels)
+
+    @property
+    def columns(self) -> int:
+        """How many numbers the outputs for a sample are compared with; 0 for classes."""
+        return {"classes": 0, "input": self.outputs}.get(self.target.compared, len(self.target.columns))
+
+    @property
+    def strata(self) -> int:
+        """The number of strata of samples: of classes, or of what `TargetSpec.strata` takes for these."""
+        return {"classes": len(self.labels), "flags": self.columns + 1}.get(self.target.compared, STRATA)
 
     def names(self, tunable: str = "all") -> tuple[str, ...]:
         """Names of the parameters trained in a tunable set, in the order of `parameters`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite, isnan
+from statistics import NormalDist
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -45,6 +46,10 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
     """Further metrics for people, as "RMSE 4.31, MAE 3.2"; empty for none."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
+
+STRATA = 10
+"""The number of strata of values and of reconstruction."""
+_EDGES = np.array([NormalDist().inv_cdf(part / STRATA) for part in range(1, STRATA)])
 
 NORMAL = ("normal", "anomaly")
 """Default labels of a bundle that reconstructs its input; the first one means normal."""
@@ -138,6 +143,29 @@ class TargetSpec(ManifestRecord, frozen=True):
         y -= np.asarray(self.mean, np.float32)
         y /= np.asarray(self.std, np.float32)
         return y
+
+    def compared_values(self, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float32]:
+        """The numbers that outputs are compared with, (n, columns); (n, 0) for classes.
+
+        x: prepared inputs (n, *input). y: as the graphs take it.
+        """
+        if self.compared == "classes":
+            return np.empty((len(y), 0), np.float32)
+        return x.reshape(len(x), -1).astype(np.float32, copy=False) if self.compared == "input" else y
+
+    def strata(self, values: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.int64]:
+        """The stratum of each sample, (n,), which stands for its class in statistics; a class is its own.
+
+        Of flags it is the first one that is 1, or their number. Of `values` (n, columns) it is the tenth of
+        a standard normal distribution in which their mean is.
+        """
+        if self.compared == "classes":
+            return np.asarray(y, np.int64)
+        if self.compared == "flags":
+            first: NDArray[np.int64] = np.where(values.any(axis=1), values.argmax(axis=1), values.shape[1])
+            return first
+        tenths: NDArray[np.int64] = np.searchsorted(_EDGES, values.mean(axis=1, dtype=np.float64))
+        return tenths
 
     def restore(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Standardised values (n, columns) in original units; a new array."""

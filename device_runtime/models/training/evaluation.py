@@ -25,19 +25,22 @@ def evaluate(model: DeviceModel, x: Inputs, y: NDArray[Any]) -> Evaluation:
     target = model.manifest.target
     if not len(x):
         return Evaluation(float("nan"), float("nan"), 0, target.metric)
-    outputs = model.logits(x)
-    if target.compared == "classes":
-        evaluation = accuracy_and_loss(outputs, y, target.class_weights)
-    elif target.compared == "flags":
-        evaluation = _flags(target, outputs, y)
-    elif target.compared == "values":
-        evaluation = _values(target, outputs, y)
-    else:
-        evaluation = _reconstruction(target, outputs, x, y)
+    evaluation = evaluate_outputs(target, model.logits(x), x, y)
     if not target.own:
         return evaluation
     loss = model.probe(next(iter(model.manifest.sets))).loss(x, y)
     return replace(evaluation, eval_loss=loss)
+
+
+def evaluate_outputs(target: TargetSpec, outputs: Matrix, x: Inputs, y: NDArray[Any]) -> Evaluation:
+    """As `evaluate`, of outputs (n, outputs) of one or more samples; an own loss counts as mse."""
+    if target.compared == "classes":
+        return accuracy_and_loss(outputs, y, target.class_weights)
+    if target.compared == "flags":
+        return _flags(target, outputs, y)
+    if target.compared == "values":
+        return _values(target, outputs, y)
+    return _reconstruction(target, outputs, x, y)
 
 
 def sample_losses(target: TargetSpec, outputs: Matrix, targets: Matrix) -> Vector:

@@ -25,7 +25,7 @@ from device_runtime.models.training.heads import (
     split_heads,
     train_heads,
 )
-from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.interface.device_half import LocalData, Update
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.statistics.class_statistics import split_statistics
 from device_runtime.strategies.statistics.kind_statistics import (
@@ -124,7 +124,15 @@ class Batched:
             return results
         samples = self._features.of(base, [job.device for job in jobs])
         manifest = self._inputs.bundle.manifest
-        return [_with_statistics(*each, manifest) for each in zip(results, jobs, samples, strict=True)]
+        if manifest.target.compared == "input":
+            clients, spec = self._inputs.clients, manifest.input
+            inputs = [clients.local(job.device, spec).x for job in jobs]
+        else:
+            inputs = [each.inputs for each in samples]
+        return [
+            _with_statistics(update, job, LocalData(x, each.y), each.inputs, manifest)
+            for update, job, x, each in zip(results, jobs, inputs, samples, strict=True)
+        ]
 
     def _trainer_of(self, job: TrainingJob) -> BatchedTrainer | None:
         if job.strategy.member or not len(self._inputs.clients.indices(job.device)):
@@ -141,17 +149,22 @@ def _alike(job: TrainingJob, other: TrainingJob) -> bool:
     return job.base == other.base and job.strategy == other.strategy
 
 
-def _with_statistics(update: Result, job: TrainingJob, samples: HeadSamples, manifest: Manifest) -> Result:
-    """Adds class statistics to a result, with the same draws as `kind_statistics.train`."""
+def _with_statistics(
+    update: Result, job: TrainingJob, samples: LocalData, inputs: NDArray[np.float32], manifest: Manifest
+) -> Result:
+    """Adds class statistics to a result, with the same draws as `kind_statistics.train`.
+
+    inputs: those of the head (n, inputs); `samples.x` is looked at where it is the target.
+    """
     if isinstance(update, FailedJob):
         return update
     strategy, run = job.strategy, run_of(job)
     rows = measured(strategy, len(samples.y), run)
-    features, y = samples.inputs[:, : manifest.head.features], samples.y
+    features = inputs[:, : manifest.head.features]
     if rows is not None:
-        features, y = features[rows], y[rows]
+        features, samples = features[rows], LocalData(samples.x[rows], samples.y[rows])
     try:
-        whole = add_statistics(strategy, update, Measured(features, y, len(manifest.labels)), run)
+        whole = add_statistics(strategy, update, Measured.of(manifest, features, samples), run)
         check(split_statistics(whole.tensors)[1], specs(strategy, manifest))
     except TensorError as error:
         return FailedJob(str(error))
@@ -235,10 +248,10 @@ BATCH_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class HeadSamples:
-    """A device's samples as its head sees them: inputs float32 (n, inputs), labels int64 (n,)."""
+    """A device's samples as its head sees them: inputs float32 (n, inputs), targets y as graphs take them."""
 
     inputs: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
 
     @property
     def nbytes(self) -> int:

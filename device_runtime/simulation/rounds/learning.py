@@ -20,8 +20,8 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.training.evaluation import evaluate
-from device_runtime.models.training.heads import Evaluation, accuracy_and_loss
+from device_runtime.models.training.evaluation import evaluate, evaluate_outputs, sample_losses
+from device_runtime.models.training.heads import Evaluation
 from device_runtime.simulation.clock.sampling import PendingUpdate
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.data.loading import prepared_targets
@@ -295,50 +295,58 @@ class RoundEvaluator:
     def __call__(self, number: int, served: Tensors, base: Tensors) -> RoundFigures:
         if not self._every or (number % self._every and number != self._rounds):
             return RoundFigures()
-        figures, logits = self._measured(served)
-        of_base, base_logits = (figures, logits) if base is served else self._measured(base)
+        figures, outputs = self._measured(served)
+        of_base, base_outputs = (figures, outputs) if base is served else self._measured(base)
         base_figures: dict[str, Any] = {
             "base_eval_acc": of_base.eval_acc,
             "base_eval_acc_by_class": of_base.eval_acc_by_class,
         }
         better = None
-        if base is not served and logits is not None and base_logits is not None and not self._target.own:
-            crossed = _better_on_other_half(logits, base_logits, self._y)
-            evaluation = accuracy_and_loss(crossed, self._y, self._target.class_weights)
+        if base is not served and not self._target.own:
+            scores = [self._scores(each) for each in (outputs, base_outputs)]
+            crossed = _better_on_other_half(outputs, base_outputs, scores[1] - scores[0])
+            evaluation = evaluate_outputs(self._target, crossed, self._x, self._y)
             better = replace(self._figures(evaluation, crossed), **base_figures)
         return replace(figures, **base_figures, better=better)
 
-    def _measured(self, weights: Tensors) -> tuple[RoundFigures, NDArray[np.float32] | None]:
-        """The figures of a model; and its logits, if it tells classes apart."""
+    def _measured(self, weights: Tensors) -> tuple[RoundFigures, NDArray[np.float32]]:
+        """The figures of a model, and its outputs."""
         self._model.load(weights)
-        logits: NDArray[np.float32] | None = None
-        if self._target.compared == "classes":
-            logits = self._model.logits(self._x)
-        if logits is None or self._target.own:
-            evaluation = evaluate(self._model, self._x, self._y)
-        else:
-            evaluation = accuracy_and_loss(logits, self._y, self._target.class_weights)
-        return self._figures(evaluation, logits), logits
+        outputs = self._model.logits(self._x)
+        if self._target.own:
+            return self._figures(evaluate(self._model, self._x, self._y), outputs), outputs
+        return self._figures(evaluate_outputs(self._target, outputs, self._x, self._y), outputs), outputs
 
-    def _figures(self, evaluation: Evaluation, logits: NDArray[np.float32] | None) -> RoundFigures:
+    def _scores(self, outputs: NDArray[np.float32]) -> NDArray[Any]:
+        """How good the outputs for each sample are, (n,): right or not, or less the loss of a normal one."""
+        if self._target.compared == "classes":
+            right: NDArray[np.int64] = (outputs.argmax(axis=1) == self._y).astype(np.int64)
+            return right
+        values = self._target.compared_values(self._x, self._y)
+        losses = sample_losses(self._target, outputs[:, : values.shape[1]], values)
+        return -losses * (self._y == 0) if self._target.compared == "input" else -losses
+
+    def _figures(self, evaluation: Evaluation, outputs: NDArray[np.float32]) -> RoundFigures:
+        by_class: tuple[float, ...] = ()
+        if self._target.compared == "classes":
+            by_class = tuple(accuracy_by_class(outputs, self._y).tolist())
         return RoundFigures(
             evaluation.eval_acc,
             evaluation.eval_loss,
-            eval_acc_by_class=() if logits is None else tuple(accuracy_by_class(logits, self._y).tolist()),
+            eval_acc_by_class=by_class,
             metric=evaluation.metric,
             eval_metrics=evaluation.metrics,
         )
 
 
 def _better_on_other_half(
-    first: NDArray[np.float32], second: NDArray[np.float32], y: NDArray[np.int64]
+    first: NDArray[np.float32], second: NDArray[np.float32], more: NDArray[Any]
 ) -> NDArray[np.float32]:
-    """Logits (n, classes) of one of two models for each half of the samples, chosen by the other half.
+    """Outputs (n, outputs) of one of two models for each half of the samples, chosen by the other half.
 
-    The first model is taken where both have equally many right answers.
+    more: by how much the second is better on each sample, (n,). The first is taken if they are level.
     """
-    more = (second.argmax(axis=1) == y).astype(np.int64) - (first.argmax(axis=1) == y)
-    odd = np.arange(len(y)) % 2 == 1
+    odd = np.arange(len(more)) % 2 == 1
     chosen: NDArray[np.float32] = first.copy()
     for half in (odd, ~odd):
         if more[~half].sum() > 0:

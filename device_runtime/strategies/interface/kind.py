@@ -101,9 +101,9 @@ class ClassStatistics:
     def __post_init__(self) -> None:
         ranges.check(self)
 
-    def projection(self, width: int) -> Projection:
-        """The projection of a head's `width` features to those that statistics are of."""
-        return projection(width, self.features, self.projection_seed)
+    def projection(self, width: int, columns: int = 0) -> Projection:
+        """The projection of a head's `width` features to those that statistics are of, beside `columns`."""
+        return projection(width, self.features - columns, self.projection_seed)
 
 
 @dataclass(frozen=True)
@@ -199,14 +199,19 @@ def inapplicable_reason(kind: AnyStrategy, manifest: Manifest) -> str:
     """Why a kind does not apply to the bundle's loss; empty if it does."""
     if isinstance(kind, FormerMethods):
         return kind.inapplicable_reason(manifest)
-    return manifest.target.why_not_by_class if kind.traits.by_class else ""
+    return manifest.target.why_not_by_class if _needs_classes(kind) else ""
+
+
+def _needs_classes(kind: AnyStrategy) -> bool:
+    """Whether a kind works by class; one that consists of class statistics works by stratum."""
+    return kind.traits.by_class and not (kind.traits.statistics_alone and kind.statistics is not None)
 
 
 def unfit_reason(kind: AnyStrategy, workload: Workload) -> str:
     """Why a kind is of no use for the bundle's loss or the device's data; empty if it is."""
     if isinstance(kind, FormerMethods):
         return kind.unfit_reason(workload)
-    if kind.traits.by_class and workload.no_classes:
+    if workload.no_classes and _needs_classes(kind):
         return workload.no_classes
     return kind.infeasible_reason(workload)
 

@@ -15,6 +15,9 @@ statistics (`held_out`).
 A device may send statistics of only some of its classes (`most_classes`). These include no samples of other
 classes, and no second moments: the difference of two rounds' moments would be those of a few samples.
 
+If the loss is not of classes, a sample's stratum stands for its class (`TargetSpec.strata`), and statistics
+are of its features followed by its targets.
+
 `StatisticsFile` keeps those of a round's devices until all have come, in memory or in a temporary file.
 """
 
@@ -32,6 +35,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
+from device_runtime.strategies.directions.directions import Projection
 from device_runtime.strategies.interface.kind import ClassStatistics
 
 from . import class_sums, held_out
@@ -111,16 +115,19 @@ class Statistics:
 def infeasible_reason(manifest: Manifest, statistics: ClassStatistics) -> str:
     """Why these statistics give no closed-form head for a bundle; empty if they do."""
     head = manifest.head
-    if not manifest.target.is_cross_entropy:
-        return f"its loss is {manifest.target.description}, not cross-entropy over classes"
+    if manifest.target.own:
+        return f"its loss is {manifest.target.description}, which only its graphs know"
+    if manifest.columns > statistics.features // 2:
+        most = f"at most half of {statistics.features}, the features of statistics"
+        return f"its outputs are compared with {manifest.columns} columns, {most}"
     if head.bias is None:
         return "its head has no bias"
     shape = manifest.features.get("head", (head.features,))
     if shape != (head.features,):
         return f"its head takes features of shape {shape}, expected one vector for each sample"
-    if len(manifest.labels) > MOST_LABELS:
-        return f"it tells {len(manifest.labels)} classes apart, at most {MOST_LABELS} can be numbered"
-    if manifest.scale is not None and statistics.projection(head.features).changes:
+    if manifest.strata > MOST_LABELS:
+        return f"it tells {manifest.strata} classes apart, at most {MOST_LABELS} can be numbered"
+    if manifest.scale is not None and projection_of(statistics, manifest).changes:
         return f"its {head.features} features have a scale, with which at most {statistics.features} can be"
     return ""
 
@@ -164,7 +171,17 @@ def encode(statistics: Statistics, settings: ClassStatistics) -> dict[str, NDArr
 
 def shape_of(statistics: ClassStatistics, manifest: Manifest) -> Shape:
     """The shape (classes, width) of the sums that a device's class statistics stand for."""
-    return len(manifest.labels), statistics.projection(manifest.head.features).size
+    return manifest.strata, projection_of(statistics, manifest).size + manifest.columns
+
+
+def projection_of(statistics: ClassStatistics, manifest: Manifest) -> Projection:
+    """The projection of the head's features to those that statistics are of, beside columns of targets."""
+    return statistics.projection(manifest.head.features, manifest.columns)
+
+
+def scale_of(manifest: Manifest, weights: Tensors) -> NDArray[np.float64]:
+    """The scale of what statistics are of, (width,), in a bundle with a scale: targets have none."""
+    return np.append(class_sums.scale_in(manifest, weights), np.ones(manifest.columns))
 
 
 def decode(sent: Tensors, shape: Shape) -> Statistics:

@@ -49,7 +49,7 @@ from device_runtime.strategies.directions.directions import Projection
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
 from device_runtime.strategies.interface.kind import ClassStatistics
 
-from . import bounds, class_statistics
+from . import bounds, class_statistics, columns
 from .bounds import StatisticsBounds
 from .class_statistics import Statistics, StatisticsFile, StatisticsSource
 from .class_sums import ClassSums, scale_in
@@ -85,12 +85,14 @@ class StatisticsPool:
     usual: NDArray[np.float64] = field(default_factory=bounds.no_rounds)
 
     @classmethod
-    def of(cls, memory: Tensors, labels: int, projection: Projection) -> StatisticsPool:
-        """The pool that `kept` wrote; an empty one if there is none, or it has another projection."""
+    def of(cls, memory: Tensors, labels: int, projection: Projection, targets: int = 0) -> StatisticsPool:
+        """The pool that `kept` wrote; an empty one if there is none, or it has another projection.
+
+        targets: the columns of targets, of which the statistics are beside the features.
+        """
+        width = projection.size + targets
         if not memory or memory["projection"].tolist() != _numbers(projection):
-            return cls(
-                Statistics.none(labels, projection.size), projection, MeanScatter.none(projection.size)
-            )
+            return cls(Statistics.none(labels, width), projection, MeanScatter.none(width))
         sums = ClassSums(memory["sums"], memory["counts"])
         statistics = Statistics(
             sums, ClassSums(memory["moment_sums"], memory["moment_counts"]), memory["moments"]
@@ -99,7 +101,7 @@ class StatisticsPool:
         weight, samples, rounds = memory["scalars"].tolist()
         extractor = {n.removeprefix(_EXTRACTOR): v for n, v in memory.items() if n.startswith(_EXTRACTOR)}
         usual = memory.get("usual", bounds.no_rounds())
-        statistics, of_means = replace(statistics, right=right), MeanScatter.none(projection.size)
+        statistics, of_means = replace(statistics, right=right), MeanScatter.none(width)
         if "mean_scatter" in memory:
             of_means = MeanScatter(memory["mean_scatter"], float(memory["mean_free"]))
         return cls(statistics, projection, of_means, extractor, weight, samples, int(rounds), usual)
@@ -150,7 +152,7 @@ class StatisticsPool:
         Raises ValueError if the statistics do not give a head, and says why.
         """
         extractor = {name: value.astype(np.float32) for name, value in self.extractor.items()}
-        weights, bias = solve_head(self.statistics, self.of_means)
+        weights, bias = self._head(manifest)
         model = {**base, **extractor}
         weights = self.projection.back(weights) / scale_in(manifest, model)
         names = manifest.head
@@ -158,6 +160,14 @@ class StatisticsPool:
         if names.bias is not None:
             model[names.bias] = bias.astype(np.float32)
         return model
+
+    def _head(self, manifest: Manifest) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """W (outputs, width), b (outputs,) for the bundle's loss. Raises ValueError."""
+        if not manifest.columns:
+            return solve_head(self.statistics, self.of_means)
+        moments = columns.JointMoments.of(self.statistics, self.of_means, manifest.columns)
+        solve = columns.discriminants if manifest.target.compared == "flags" else columns.ridge
+        return solve(moments, manifest.columns)
 
 
 def _numbers(projection: Projection) -> list[int]:
@@ -230,7 +240,7 @@ class RoundStatistics:
     def __init__(self, manifest: Manifest, base: Tensors, settings: ClassStatistics, number: int = 0) -> None:
         """`base` has the weights that round `number` distributed; `settings`: how devices send statistics."""
         self._manifest, self._base, self._number = manifest, base, number
-        self._projection = settings.projection(manifest.head.features)
+        self._projection = class_statistics.projection_of(settings, manifest)
         self._shape = class_statistics.shape_of(settings, manifest)
         self._sent = StatisticsFile(*self._shape)
         self._made_for: list[int | None] = []  # by device, the round; None: the round that is merged
@@ -257,7 +267,7 @@ class RoundStatistics:
         if not samples:
             return
         if self._manifest.scale is not None:
-            sent = sent.times(1 / scale_in(self._manifest, base))
+            sent = sent.times(1 / class_statistics.scale_of(self._manifest, base))
         size = samples / devices / (late.times if late else 1.0)
         rounds_late = max(1, self._number - late.round) if late else 0
         self._sent.add(sent, StatisticsSource(size, rounds_late, sent.stands_for))
@@ -270,7 +280,8 @@ class RoundStatistics:
         The note says what was bounded, and why there is no model to serve. Raises OSError.
         """
         manifest = self._manifest
-        pool, note = StatisticsPool.of(memory, len(manifest.labels), self._projection), ""
+        pool = StatisticsPool.of(memory, self._shape[0], self._projection, manifest.columns)
+        note = ""
         if len(self._sent):
             pool, note = self._pooled(pool)
         try:

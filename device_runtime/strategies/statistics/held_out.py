@@ -2,7 +2,8 @@
 
 A device neither trains on held-out samples nor includes them in its class statistics. On features of the
 distributed base, it counts how many of them each head classifies correctly: the closed-form head of the last
-round, which was sent with that base, and the base's own. The counts are sent with the class statistics, and
+round, which was sent with that base, and the base's own. If the loss is not of classes, it counts of how many
+each head has the smaller loss. The counts are sent with the class statistics, and
 add up over devices.
 """
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.training.evaluation import sample_losses
 from device_runtime.models.training.heads import SoftmaxHead
 from device_runtime.profiles import Workload
 from device_runtime.strategies.interface.device_half import LocalData
@@ -81,8 +83,13 @@ def count_right(model: DeviceModel, samples: LocalData, aside: Tensors) -> NDArr
     if not len(samples) or not named:
         return none()
     heads = [SoftmaxHead(model.manifest, weights) for weights in (dict(named), model.weights)]
-    features = model.features(samples.x)
-    right = [np.sum(head.logits(features).argmax(axis=1) == samples.y) for head in heads]
+    features, target = model.features(samples.x), model.manifest.target
+    if target.compared == "classes":
+        right = [np.sum(head.logits(features).argmax(axis=1) == samples.y) for head in heads]
+    else:
+        values = target.compared_values(samples.x, samples.y)
+        closed, trained = (sample_losses(target, head.logits(features), values) for head in heads)
+        right = [np.sum(closed < trained), np.sum(trained < closed)]
     return np.array([len(samples), *right], np.float64)
 
 

@@ -39,15 +39,23 @@ from .class_sums import ClassSums
 
 @dataclass(frozen=True)
 class Measured:
-    """Features float32 (n, width) by the base, labels y int64 (n,), and the number of classes.
+    """Features float32 (n, width) by the base, strata y int64 (n,), the number of strata, targets in columns.
 
+    targets: float32 (n, columns). Where the loss is of classes, these are the strata, without columns.
     right: counts of held-out samples, float64 (`held_out.COUNTS`,).
     """
 
     features: NDArray[np.float32]
     y: NDArray[np.int64]
     labels: int
+    targets: NDArray[np.float32]
     right: NDArray[np.float64] = field(default_factory=held_out.none)
+
+    @classmethod
+    def of(cls, manifest: Manifest, features: NDArray[np.float32], samples: LocalData) -> Measured:
+        """The features of samples with their strata and targets."""
+        values = manifest.target.compared_values(samples.x, samples.y)
+        return cls(features, manifest.target.strata(values, samples.y), manifest.strata, values)
 
 
 def serves_closed_form(kinds: Sequence[AnyStrategy]) -> bool:
@@ -101,6 +109,8 @@ def class_coverage(strategy: AnyStrategy, workload: Workload) -> tuple[int, int]
     if statistics is None:
         return 0, 0
     present = sum(count >= statistics.smallest_count for count in workload.class_counts)
+    if workload.strata:  # which of these a device has is known when it measures
+        present = min(workload.strata, workload.samples // statistics.smallest_count)
     return min(present, statistics.most_classes or present), present
 
 
@@ -126,7 +136,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     whole, workload = workload, held_out.rest(workload, statistics.hold_out)
     own, held_samples = strategy.cost(workload, profile), whole.samples - workload.samples
     samples, wide = _measured(strategy, workload.samples), workload.feature_width
-    width = statistics.projection(wide).size
+    width = statistics.projection(wide, workload.columns).size + workload.columns
     present, _ = class_coverage(strategy, workload)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
@@ -205,10 +215,10 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
         held_samples, data = held_out.split_held_out(data, statistics.hold_out, run.device)
         right = held_out.count_right(model, held_samples, run.aside)
     rows = measured(strategy, len(data), run)
-    x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
-    measurement = Measured(model.features(x), y, len(model.manifest.labels), right)
+    part = data if rows is None else LocalData(data.x[rows], data.y[rows])
+    measurement = replace(Measured.of(model.manifest, model.features(part.x), part), right=right)
     if strategy.traits.computes_features:
-        model = cast(DeviceModel, _CachedFeatures(model, x, measurement.features))
+        model = cast(DeviceModel, _CachedFeatures(model, part.x, measurement.features))
     return add_statistics(strategy, strategy.train(model, data, run), measurement, run)
 
 
@@ -243,7 +253,8 @@ def _of_chosen(measurement: Measured, statistics: ClassStatistics, run: Run) -> 
     if len(sent) == len(present):
         return measurement
     rows = np.isin(measurement.y, sent)
-    return replace(measurement, features=measurement.features[rows], y=measurement.y[rows])
+    chosen = {name: getattr(measurement, name)[rows] for name in ("features", "y", "targets")}
+    return replace(measurement, **chosen)
 
 
 def add_statistics(strategy: AnyStrategy, update: Update, measurement: Measured, run: Run) -> Update:
@@ -252,7 +263,9 @@ def add_statistics(strategy: AnyStrategy, update: Update, measurement: Measured,
     if statistics is None:
         return update
     part = _of_chosen(measurement, statistics, run)
-    features = statistics.projection(part.features.shape[1]).project(part.features)
+    count = part.targets.shape[1]
+    features = statistics.projection(part.features.shape[1], count).project(part.features)
+    features = np.hstack([features, part.targets]) if count else features
     summary = measure_statistics(features, part.y, part.labels, statistics.smallest_count)
     if part is not measurement:
         summary = replace(summary, moment_sums=ClassSums(0 * summary.sums.sums, 0 * summary.sums.counts))

@@ -48,6 +48,8 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
         sample_bytes=np.dtype(manifest.input.dtype).itemsize * prod(manifest.input.shape),
         maps={level: prod(shape) for level, shape in manifest.features.items() if level != "head"},
         no_classes=manifest.target.why_not_by_class,
+        columns=manifest.columns,
+        strata=manifest.strata if manifest.columns else 0,
     )
 
 

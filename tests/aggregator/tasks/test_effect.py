@@ -46,10 +46,12 @@ def test_a_setting_that_changes_nothing_is_named(settings, sentence):
     assert sentence in effect_of(**settings)
 
 
-def test_heads_and_statistics_of_classes_are_nothing_where_targets_are_numbers():
+def test_heads_and_statistics_are_nothing_where_the_loss_is_ones_own():
     settings = {"head": "closed-form", "statistics": {"samples": 9}}
-    why = "the bundle's loss is mse of price, not cross-entropy over classes"
-    assert effect_of(NUMBERS, **settings).split(" / ") == [
+    assert effect_of(NUMBERS, **settings) == ""
+    own = SimpleNamespace(target=TargetSpec("pinball", "values", ("price",), own=True))
+    why = "the bundle's loss is pinball of price, which only its graphs know"
+    assert effect_of(own, **settings).split(" / ") == [
         f"head = closed-form has no effect: {why}",
         f"statistics has no effect: {why}",
     ]

@@ -59,7 +59,7 @@ def test_a_width_slice_of_no_family_would_be_a_full_update_by_another_name(make_
         check_kinds(make_task("full", "width-slice"), manifest)
 
 
-@pytest.mark.parametrize("kind", ["class-means", "representatives", "prototypes", "attention-transfer"])
+@pytest.mark.parametrize("kind", ["few-shot", "representatives", "prototypes", "attention-transfer"])
 def test_a_kind_that_works_by_class_is_named_for_a_bundle_of_another_loss(make_task, exported, kind, caplog):
     houses = Bundle.open(exported.of_loss("mse")).manifest
     reason = f"{kind} works by class, and the bundle's loss is mse of price, area"

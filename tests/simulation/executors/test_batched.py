@@ -428,3 +428,23 @@ def test_jobs_that_hold_samples_out_are_done_as_a_device_does_them(inputs, bundl
     assert counts[1] == 0
     rights = [update.tensors[class_statistics.RIGHT][:, 0].tolist() for update in updates]
     assert rights == [[counts[0]], [], [counts[2]]]
+
+
+@pytest.mark.parametrize(("loss", "compared"), [("mse", ""), ("bce", ""), ("mse", "input")])
+def test_statistics_by_stratum_are_those_of_the_plain_executor(loss, compared, exported):
+    """Those of class means, of features and targets; three devices of which one has more than 40 samples."""
+    bundle, rng = Bundle.open(exported.of_loss(loss, compared)), np.random.default_rng(0)
+    x = rng.normal(size=(90, 4)).astype(np.float32)
+    y = {"bce": (x[:, :3] > 0.5).astype(np.float32), "mse": x[:, :2]}[loss]
+    y = np.zeros(90, np.int64) if compared else y
+    inputs = ExecutorInputs(
+        bundle, Clients.of(x, y, np.split(np.arange(90), [20, 30])), EngineSettings("onnxruntime")
+    )
+    bases, watched = {"0": bundle.weights()}, Watched(inputs)
+    tasks = jobs(with_statistics(ClassMeans()), range(3))
+    updates, expected = results(Batched(inputs, watched), bases, tasks), results(watched.plain, bases, tasks)
+    assert watched.calls == []
+    for result, reference in zip(updates, expected, strict=True):
+        assert result.tensors.keys() == reference.tensors.keys() > {class_statistics.ROWS}
+        for name, value in reference.tensors.items():
+            np.testing.assert_allclose(result.tensors[name].astype(float), value.astype(float), atol=1e-3)

@@ -140,6 +140,11 @@ def test_the_closed_form_head_keeps_its_figures_where_the_trained_one_is_served(
     assert (kept.closed_form_eval_acc, kept.closed_form_eval_acc_by_class) == (0.5, (0.4, 0.6))
 
 
+def crossed_of(first, second, y):
+    right = [(logits.argmax(axis=1) == y).astype(np.int64) for logits in (first, second)]
+    return _better_on_other_half(first, second, right[1] - right[0])
+
+
 def test_each_half_of_the_test_samples_is_evaluated_with_the_head_that_the_other_half_chose():
     """The first model is right at samples 0 and 2, the second at 1 and 3: each half prefers the other one.
 
@@ -149,11 +154,11 @@ def test_each_half_of_the_test_samples_is_evaluated_with_the_head_that_the_other
     right, wrong = [1.0, 0.0], [0.0, 1.0]
     first = np.array([right, wrong, right, wrong], np.float32)
     second = np.array([wrong, right, wrong, right], np.float32)
-    crossed = _better_on_other_half(first, second, y)
+    crossed = crossed_of(first, second, y)
     np.testing.assert_array_equal(crossed, [wrong] * 4)
-    np.testing.assert_array_equal(_better_on_other_half(first, first, y), first)
+    np.testing.assert_array_equal(crossed_of(first, first, y), first)
     better = np.array([right] * 4, np.float32)
-    np.testing.assert_array_equal(_better_on_other_half(1 - better, better, y), better)
+    np.testing.assert_array_equal(crossed_of(1 - better, better, y), better)
 
 
 def test_two_heads_that_guess_are_served_with_the_accuracy_of_a_guess():
@@ -163,7 +168,7 @@ def test_two_heads_that_guess_are_served_with_the_accuracy_of_a_guess():
         y, (first, second) = rng.integers(2, size=40), rng.normal(size=(2, 40, 2)).astype(np.float32)
         accuracies = [(logits.argmax(axis=1) == y).mean() for logits in (first, second)]
         best.append(max(accuracies))
-        crossed.append((_better_on_other_half(first, second, y).argmax(axis=1) == y).mean())
+        crossed.append((crossed_of(first, second, y).argmax(axis=1) == y).mean())
     assert np.mean(best) > 0.53
     assert np.mean(crossed) == pytest.approx(0.5, abs=0.015)
 
@@ -187,7 +192,7 @@ def test_the_figures_of_the_served_head_are_those_of_the_cross_validation(evalua
     assert len(figures.better.eval_acc_by_class) == 10
     assert evaluator(1, weights, weights).better is None
     logits = [evaluator._measured(model)[1] for model in (weights, other)]
-    crossed = _better_on_other_half(*logits, np.arange(20) % 10)
+    crossed = crossed_of(*logits, np.arange(20) % 10)
     assert figures.better.eval_acc == (crossed.argmax(axis=1) == np.arange(20) % 10).mean()
 
 

@@ -8,6 +8,8 @@ import pytest
 from msgspec import structs
 
 from device_runtime.broker.wire.messages import HelperKey, Masks
+from device_runtime.models.available_engines.onnx_engine import OnnxModel
+from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.strategies.errors import MaskError, SpoiltSum
 from device_runtime.strategies.interface.device_half import LocalData, Update
 from device_runtime.strategies.interface.kind import ClassStatistics
@@ -151,10 +153,20 @@ def class_means_of(statistics):
 
 
 def test_class_statistics_add_up_as_in_the_clear(model, digits, run):
+    _add_up(model, digits, run)
+
+
+def test_statistics_of_features_and_targets_add_up_as_in_the_clear(exported, run):
+    bundle, rng = Bundle.open(exported.of_loss("mse")), np.random.default_rng(0)
+    x = rng.normal(size=(240, 4)).astype(np.float32)
+    _add_up(OnnxModel(bundle), LocalData(x, x[:, :2] - x[:, 2:]), run)
+
+
+def _add_up(model, data, run):
     settings = ClassStatistics()
     strategy = kind_statistics.with_class_statistics(FedAvg(epochs=1), settings)
     updates = [
-        kind_statistics.train(strategy, model, LocalData(digits.x[part], digits.y[part]), run(f"pi-{at}"))
+        kind_statistics.train(strategy, model, LocalData(data.x[part], data.y[part]), run(f"pi-{at}"))
         for at, part in enumerate((slice(0, 80), slice(80, 240)))
     ]
     masks = Masks(helpers=MASKS.helpers, min_group=2, capacity=2, most_weight=200)

@@ -129,7 +129,11 @@ def manifest_of_two():
     from types import SimpleNamespace
 
     return SimpleNamespace(
-        labels=("a", "b"), scale=None, head=SimpleNamespace(weight="w", bias="b", features=2)
+        labels=("a", "b"),
+        strata=2,
+        columns=0,
+        scale=None,
+        head=SimpleNamespace(weight="w", bias="b", features=2),
     )
 
 

@@ -79,7 +79,7 @@ class Named:
 
     def __init__(self):
         head = SimpleNamespace(weight="w", bias="b", features=2)
-        target = SimpleNamespace(class_weights=())
+        target = SimpleNamespace(class_weights=(), compared="classes")
         self.manifest = SimpleNamespace(labels=("a", "b"), outputs=2, head=head, target=target)
         self.weights = {"w": np.float32([[0, 0], [1, 0]]), "b": np.zeros(2, np.float32)}
 
