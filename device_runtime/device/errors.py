@@ -25,6 +25,10 @@ class RoundLeftOut(DeviceError):
     """One round cannot be worked on; the next one may."""
 
 
+class RoundRested(RoundLeftOut):
+    """The aggregator wants nothing in this round of what the device would send."""
+
+
 class RoundOver(DeviceError):
     """The round closed while its work was paused."""
 

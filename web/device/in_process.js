@@ -81,12 +81,16 @@ export class InProcess {
   /**
    * The blobs that a round still needs. Makes its task once the bundle is here. @param {OpenRound} current
    */
-  preview({ offer }) {
+  preview({ offer, closes }) {
     return roundErrorsAsLeftOut(async () => {
       const missing = await this.cache.missingBundle(offer);
       if (missing.length) return missing;
       if (!this.isOf(offer)) await this.#make(offer);
-      if (this.#previewed !== offer) await this.cache.takeParts(await this.cache.bundle(offer.bundle), offer.base);
+      if (this.#previewed !== offer) {
+        const why = await this.#openTask.restReason(offer, closes - this.#environment.clock());
+        if (why) throw new RoundLeftOut(why);
+        await this.cache.takeParts(await this.cache.bundle(offer.bundle), offer.base);
+      }
       this.#previewed = offer;
       return this.cache.missing(offer.base, offer.aside);
     });

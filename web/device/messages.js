@@ -112,6 +112,11 @@ export const Hello = message("Hello", [
   ["task", str(), ""],
   ["key", bytes(32), NOTHING],
 ]);
+/** How much the aggregator lacks of each class, in percent, a byte for each label. */
+export const Shortages = struct([
+  ["statistics", bytes()],
+  ["training", bytes()],
+]);
 export const Offer = message("Offer", [
   ["task", str()],
   ["run", str()],
@@ -127,6 +132,7 @@ export const Offer = message("Offer", [
   ["aside", orNull(Blob), null],
   ["rare", listOf(int(0, 2 ** 16 - 1), 16), Object.freeze([])],
   ["masks", orNull(Masks), null],
+  ["shortages", orNull(Shortages), null],
 ], (offer, where) => {
   if (new Set(offer.rare).size < offer.rare.length) {
     throw new MessageError(`${where}.rare is ${offer.rare.join(", ")}: each is named once`);

@@ -9,6 +9,7 @@ import { uploadTerms } from "./masking/masked_update.js";
 import { measured } from "./measuring.js";
 import { profileOf } from "./profile.js";
 import { RealWorker } from "./real_worker.js";
+import { restReason } from "./resting.js";
 import { quicker } from "./timing.js";
 import { corrected, perform } from "./work.js";
 import { workload } from "./workload.js";
@@ -111,6 +112,17 @@ export class DeviceTask {
     } finally {
       await this.model.unload(); // also if a pause ended the work
     }
+  }
+
+  /** Why the device rests in this round; empty if it does not. @param {any} offer @param {number} remainingS */
+  async restReason(offer, remainingS) {
+    if (!offer.shortages || !offer.kinds.length) return "";
+    const kinds = supportedKinds(offer.kinds, () => {});
+    const counts = classCounts(this.#samples.training().y, this.manifest.labels.length);
+    const load = workload(this.manifest, counts).with({ downloadBytes: 0 });
+    const terms = offer.masks ? uploadTerms(offer, this.manifest) : null;
+    const plan = choose(this.profile, kinds, load, remainingS, terms);
+    return restReason(offer.shortages, { seed: offer.seed, device: this.#environment.name }, plan, load);
   }
 
   /** Accuracy and loss of this base on held-out samples; null if there are none. @param {RoundInputs} given */

@@ -8,6 +8,7 @@ import { rows, verdict } from "../device/explain.js";
 import { make } from "../device/kinds/registry.js";
 import { readManifest } from "../device/manifest.js";
 import { uploadTerms } from "../device/masking/masked_update.js";
+import { restReason } from "../device/resting.js";
 import { corrected } from "../device/work.js";
 import { workload } from "../device/workload.js";
 import { vectors } from "./vectors.js";
@@ -83,6 +84,18 @@ for (const [place, expected] of cases.tables.entries()) {
     }
   });
 }
+
+test("who rests, and why, is as in Python", async () => {
+  const [statistics, training] = cases.shortages.map((shares) => Uint8Array.from(shares));
+  for (const expected of cases.tables) {
+    const load = workload(manifest, expected.counts);
+    for (const [seed, why] of Object.entries(expected.rests)) {
+      const run = { seed: BigInt(seed), device: "pi-ü" };
+      assert.equal(await restReason({ statistics, training }, run, table(expected), load), why);
+    }
+  }
+  assert.ok(cases.tables.some(({ rests }) => Object.values(rests).some(Boolean)));
+});
 
 test("corrections move towards measurements as in Python", () => {
   for (const { before, timings, after } of cases.corrected) {

@@ -186,6 +186,7 @@ class Site:
                 source=encode(inputs.offer),
                 steps=steps or (),
                 rare=inputs.offer.rare,
+                shortages=inputs.offer.shortages,
             )
         )
 

@@ -169,6 +169,7 @@ class SiteHost:
             wait_for="all",
             head="trained" if statistics is None else "closed-form",
             statistics=statistics or ClassStatistics(),
+            rest="on",
             kinds=tuple(KindSettings(name=kind.name, settings=msgspec.to_builtins(kind)) for kind in kinds),
         )
 

@@ -239,6 +239,11 @@ class RoundsState:
         """The deadline of round `number`, the open or the next one, in seconds."""
         return self.rules.deadline_s(number, self.paces, self.fruitless if number == self.round else 0)
 
+    @property
+    def extended(self) -> bool:
+        """Whether the open round has more time than it opened with."""
+        return self.closes_at - self.opened_at > 1.001 * self.deadline_s(self.round)
+
     def closing_s(self, number: int) -> float:
         """Seconds after which round `number`, the open or the next one, closes if enough have contributed.
 

@@ -224,6 +224,8 @@ def _fold_sums(
         kind = merge.kinds[group.kind]
         try:
             folding.pool(opened.statistics, update.late, group.summed.devices)
+            if opened.statistics is not None:
+                folding.trained_on(update.kind, update.variant, opened.statistics, group.summed.devices)
             folding.add(update, kind.weight * group.share * group.masks.most_weight)
         except OwnCodeError as error:
             log.warning("%s fails at the sum of %d updates: %s", group.kind, len(group.updates), error)

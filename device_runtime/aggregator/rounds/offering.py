@@ -13,10 +13,10 @@ from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.broker.wire import compact_round
-from device_runtime.broker.wire.messages import Base, Masks, Member, Offer
+from device_runtime.broker.wire.messages import Base, Masks, Member, Offer, Shortages
 from device_runtime.broker.wire.transfer import opening_blocks
 from device_runtime.models.bundles import tensors
-from device_runtime.strategies.statistics import closed_form
+from device_runtime.strategies.statistics import closed_form, shortages
 
 DEADLINE_SLACK = 1.25
 """A deadline of at most DEADLINE_SLACK times the published one is omitted from compact messages."""
@@ -28,6 +28,7 @@ class OfferMaker:
     def __init__(self, run: OpenRun) -> None:
         self.run = run
         self._rare = lru_cache(1)(self._look_up_rare)
+        self._shortages = lru_cache(1)(self._look_up_shortages)
         self._served = run.initial.start.base
         self._blank = Offer(
             task=run.task.name,
@@ -51,8 +52,8 @@ class OfferMaker:
         members, masks = self._members(start.carried), self._masks(number)
         return replace(self._blank, base=start.base, family=members, masks=masks)
 
-    def offer(self, number: int, deadline_s: float, remaining_s: float) -> Offer:
-        """The offer of an open round."""
+    def offer(self, number: int, deadline_s: float, remaining_s: float, extended: bool = False) -> Offer:
+        """The offer of an open round; all devices are wanted in one that was extended."""
         start = self.run.store.rounds.start(number)
         return replace(
             self._blank,
@@ -66,6 +67,7 @@ class OfferMaker:
             aside=start.carried.aside,
             rare=self._rare(number),
             masks=self._masks(number),
+            shortages=None if extended else self._shortages(number),
         )
 
     def farewell(self) -> Offer:
@@ -96,6 +98,20 @@ class OfferMaker:
             return given_round.rare
         blob = self.run.store.rounds.start(number).carried.memory.get(closed_form.MEMORY)
         return closed_form.rarest_classes(tensors.decode(self.run.store.models.get(blob))) if blob else ()
+
+    def _look_up_shortages(self, number: int) -> Shortages | None:
+        """What round `number` wants of stragglers, by the rounds before or the aggregator above."""
+        if not self.run.task.rests:
+            return None
+        if given_round := self.run.given(number):
+            return given_round.shortages
+        memory, models = self.run.store.rounds.start(number).carried.memory, self.run.store.models
+        pool, trained = (memory.get(name) for name in (closed_form.MEMORY, shortages.MEMORY))
+        if pool is None or trained is None:
+            return None
+        return shortages.class_shortages(
+            tensors.decode(models.get(pool)), tensors.decode(models.get(trained))
+        )
 
     def _served_base(self) -> Base:
         """The served model as a base: the base that its round made, where that has the same weights."""
@@ -217,7 +233,7 @@ class OfferPublisher:
             return self._offers.farewell()
         if in_cohort:
             number, remaining_s = state.round, state.remaining_s(self._clock())
-            return self._offers.offer(number, state.deadline_s(number), remaining_s)
+            return self._offers.offer(number, state.deadline_s(number), remaining_s, state.extended)
         if state.phase in ("wait", "collect", "unmask"):
             return self._offers.lobby(state.round)
         return None

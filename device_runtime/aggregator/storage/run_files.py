@@ -24,7 +24,7 @@ from device_runtime.aggregator.machine.run_events import (
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task, decode
 from device_runtime.broker.wire.durable_files import locked_folder, names_file, private_opener, replace_file
-from device_runtime.broker.wire.messages import Base, Step
+from device_runtime.broker.wire.messages import Base, Shortages, Step
 
 from .store import Identity, Store
 
@@ -178,7 +178,7 @@ class GivenRound(msgspec.Struct, frozen=True, array_like=True):
     steps: the zeroth-order steps from the base of the round given before to this base; empty if no steps lead
     to it.
     earlier: the seeds of rounds before it, filled in by `GivenRoundStore.keep`.
-    rare: as in Offer.
+    rare, shortages: as in Offer.
     """
 
     number: int
@@ -190,6 +190,7 @@ class GivenRound(msgspec.Struct, frozen=True, array_like=True):
     steps: tuple[Step, ...] = ()
     earlier: dict[int, int] = {}
     rare: tuple[int, ...] = ()
+    shortages: Shortages | None = None
 
 
 class GivenRoundStore:

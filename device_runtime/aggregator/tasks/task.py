@@ -31,6 +31,7 @@ Late = Literal["discard", "count"]
 WaitFor = Literal["auto", "all", "fast"]
 Start = Literal["bundle", "random"]
 Head = Literal["auto", "trained", "closed-form"]
+Rest = Literal["on", "off"]
 
 _STALENESS = 0.5
 
@@ -184,6 +185,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         ClassStatistics,
         Setting("Class statistics that devices send for a head in closed form.", {"numbers": "int8"}),
     ] = msgspec.field(default_factory=ClassStatistics)
+    rest: Annotated[
+        Rest,
+        Setting("Let stragglers rest in rounds that want nothing of their classes.", "on"),
+    ] = "off"
     robust: Annotated[
         Rule, Setting("Merge by this rule, which lying devices cannot steer; none: the mean.", "median")
     ] = "none"
@@ -348,6 +353,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.masks and self.masks.noisy:
             return False
         return self._mixed if self.head == "auto" else self.head == "closed-form"
+
+    @property
+    def rests(self) -> bool:
+        """Whether offers say what is wanted, so that stragglers may rest; only with class statistics."""
+        return self.closed_form and self.rest == "on"
 
     @property
     def evaluation_judges(self) -> bool:

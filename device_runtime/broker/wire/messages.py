@@ -23,6 +23,8 @@ CHECK_BYTES, LINE_BYTES = 4, 8
 """Bytes of a sha256: the fewest that check a base, and those that name a line of steps."""
 MOST_RARE = 16
 """The most labels of rare classes that an offer names."""
+MOST_SHORTAGES = 1024
+"""The most labels of a task whose offers say what is wanted."""
 MODELLED = "modelled"
 """The source of energy that no meter has measured; on the wire it is empty."""
 Label = Annotated[int, Meta(ge=0, le=2**16 - 1)]
@@ -213,6 +215,16 @@ class Mask(msgspec.Struct, frozen=True, array_like=True):
     tags: Annotated[tuple[Annotated[bytes, Meta(min_length=16, max_length=16)], ...], Meta(max_length=3)]
 
 
+class Shortages(msgspec.Struct, frozen=True, array_like=True):
+    """How much the aggregator lacks of each class, in percent, a byte for each label: 0 for nothing.
+
+    `statistics` of class statistics, `training` of what the extractor was trained on.
+    """
+
+    statistics: Annotated[bytes, Meta(max_length=MOST_SHORTAGES)]
+    training: Annotated[bytes, Meta(max_length=MOST_SHORTAGES)]
+
+
 class Offer(Message, frozen=True, array_like=True, kw_only=True):
     """`all/round`, retained, and `dn/task` in answer to a hello: a round that is open.
 
@@ -239,6 +251,8 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     rare: Annotated[tuple[Label, ...], Meta(max_length=MOST_RARE)] = ()
     masks: Masks | None = None
     """How updates are masked; None: they are sent in the clear."""
+    shortages: Shortages | None = None
+    """What devices bring that is worth sending (`device.selection.resting`); None: all take part."""
 
     def __post_init__(self) -> None:
         if len(set(self.rare)) < len(self.rare):

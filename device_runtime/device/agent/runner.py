@@ -27,6 +27,7 @@ from device_runtime.device.errors import (
     DeviceError,
     RoundLeftOut,
     RoundOver,
+    RoundRested,
     StaleBase,
     WorkDied,
     WorkStopped,
@@ -334,7 +335,8 @@ class Runner:
             self.warn(f"after round {offer.round}: {error}")
         elif isinstance(error, RoundLeftOut):
             if str(error) != self._warned:  # told once in a row, whatever the round
-                log.warning("round %d left out: %s", offer.round, error)
+                level = logging.INFO if isinstance(error, RoundRested) else logging.WARNING
+                log.log(level, "round %d left out: %s", offer.round, error)
             self._warned = str(error)
             self._messages.plan(base.sat_out_plan(offer.task, offer.round, (str(error),)), 0.0)
         else:

@@ -17,7 +17,7 @@ from device_runtime.device.connection.offers import OpenRound
 from device_runtime.device.delivery.cache import ModelCache
 from device_runtime.device.delivery.error_feedback import ErrorFeedback, FeedbackKey
 from device_runtime.device.engine.engine_guard import guarded, limit_bytes
-from device_runtime.device.errors import RoundLeftOut, RoundOver, UnusableBase, WorkerDeath
+from device_runtime.device.errors import RoundLeftOut, RoundOver, RoundRested, UnusableBase, WorkerDeath
 from device_runtime.device.policy.work_gate import LOOK_S, WorkGate
 from device_runtime.device.traffic import LinkSpeed
 from device_runtime.device.training.local_task import DeviceTask
@@ -86,6 +86,8 @@ class InProcess:
             if current.member is None or self.bundles != bundles_of(offer):
                 task, remaining_s = self._task_of(offer), current.closes_at - self._gate.clock()
                 if current.member is None:
+                    if why := task.rest_reason(offer, remaining_s):
+                        raise RoundRested(why)
                     current = replace(current, member=task.member(offer, remaining_s))
                 self.cache.take_parts(task.bundle(current.member or ""), current.base)
             return RoundPreview(current.member, self.cache.missing(current.base, offer.aside))

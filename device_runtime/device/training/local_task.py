@@ -24,7 +24,8 @@ from device_runtime.device.personal.after_round import OwnHead, personal_evaluat
 from device_runtime.device.personal.kept import PersonalModelStore
 from device_runtime.device.policy.privacy_budget import PrivacyGuard
 from device_runtime.device.policy.rules import AllowList
-from device_runtime.device.selection.choose import MAIN, UploadTerms, choose, policy_named
+from device_runtime.device.selection.choose import MAIN, UpdateChoice, UploadTerms, choose, policy_named
+from device_runtime.device.selection.resting import RestRule
 from device_runtime.device.traffic import LinkSpeed
 from device_runtime.machine_readings import collect_and_trim, load_per_core
 from device_runtime.models import data as local_data
@@ -194,17 +195,31 @@ class DeviceTask(OneTask):
         """
         if len(self._bundles) == 1 or not offer.kinds:
             return MAIN
-        kinds, worker = self._kinds(offer), self._worker
-        plan = choose(
+        chosen = self._plan(offer, remaining_s).chosen
+        return MAIN if chosen is None else chosen.strategy.member
+
+    def rest_reason(self, offer: Offer, remaining_s: float) -> str:
+        """Why the device rests in this round; empty if it does not.
+
+        Raises KindError when no kind of the offer can be done here.
+        """
+        rule = RestRule.of(offer.shortages, offer.seed, self.settings.name) if offer.kinds else None
+        return rule.reason(self._plan(offer, remaining_s), self._worker.loads[MAIN]) if rule else ""
+
+    def _plan(self, offer: Offer, remaining_s: float) -> UpdateChoice:
+        """The choice before a base is fetched; the time to fetch the only one is not counted."""
+        loads = self._worker.loads
+        if len(loads) == 1:
+            loads = {MAIN: replace(loads[MAIN], download_bytes=0)}
+        return choose(
             self._profile_now(),
-            kinds,
-            worker.loads,
+            self._kinds(offer),
+            loads,
             remaining_s,
-            worker.forbidden_reason,
+            self._worker.forbidden_reason,
             policy=self._policy,
             upload_terms=self._upload_terms(offer),
         )
-        return MAIN if plan.chosen is None else plan.chosen.strategy.member
 
     def _kinds(self, offer: Offer) -> tuple[AnyStrategy, ...]:
         """The kinds of an offer, without class statistics that the owner does not allow.

@@ -52,6 +52,10 @@ class OneTask(Protocol):
     def member(self, offer: Offer, remaining_s: float) -> str:
         """The member of the family that the device would train in this round."""
 
+    def rest_reason(self, offer: Offer, remaining_s: float) -> str:
+        """Why the device rests in this round; empty if it does not."""
+        return ""
+
     def train_round(self, inputs: RoundInputs, closes_at: float, listener: Listener) -> WorkOutcome | None:
         """Do the round's work. None: it goes on in the background, so call `train_round` again soon."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, UploadTerms
+from device_runtime.device.selection.resting import RestRule
 from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation.history.bases import BaseHistory
 from device_runtime.strategies.interface.kind import AnyStrategy
@@ -43,7 +44,8 @@ class PendingUpdate:
 class OpenedRound:
     """The open round at `now`: when it closes, and the round in which each device was asked last, by name.
 
-    `serial` grows when a round opens or is extended: in between no device is asked twice.
+    `serial` grows when a round opens or is extended: in between no device is asked twice. `extended`: it has
+    more time than it opened with.
     """
 
     round: int
@@ -51,6 +53,7 @@ class OpenedRound:
     closes_at: float
     latest: Mapping[str, int]
     serial: int
+    extended: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class DeviceSampler:
         if prefetched_bytes and number == 1:  # devices fetch round 1's base before it opens
             prefetched_bytes += bases.to_fetch(1, MAIN, own_bases)
             own_bases = bases.fetched(1, MAIN, own_bases)
+        shortages = bases.of(number).shortages if self._task.rests and not opening.extended else None
         conditions = AskConditions(
             now=opening.now,
             closes_at=opening.closes_at,
@@ -151,6 +155,7 @@ class DeviceSampler:
             prefetched_bytes=prefetched_bytes,
             policy=self._policy,
             upload_terms=self._upload_terms(number),
+            rest=RestRule.of(shortages, self._task.round_seed(number), fleet.name(device)),
         )
         line = self._devices.ask(device, conditions)
         if line.fetched:

@@ -11,7 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf, isnan, nan
 
-from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, Loads, UploadTerms, choose
+from device_runtime.device.selection.choose import (
+    MAIN,
+    RICHEST,
+    ChoicePolicy,
+    Loads,
+    UpdateChoice,
+    UploadTerms,
+    choose,
+)
+from device_runtime.device.selection.resting import RestRule
 from device_runtime.device.training.work import Assignment, WorkOutcome, train_richest
 from device_runtime.profiles import DeviceProfile, Power
 from device_runtime.simulation.history.records import LostReason
@@ -131,6 +140,7 @@ class AskConditions:
     like: the form of the contribution that was accepted last, if the aggregator still knows it.
     policy: how the device chooses among the updates that fit.
     upload_terms: as in `choose`.
+    rest: what is wanted of the device; None: it does not rest.
     """
 
     now: float
@@ -148,6 +158,7 @@ class AskConditions:
     like: AnyStrategy | None = None
     policy: ChoicePolicy = RICHEST
     upload_terms: UploadTerms | None = None
+    rest: RestRule | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +218,7 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
     """
     draws, power = terms.draws, profile.power
     plan = None
-    if len(loads) > 1:
+    if len(loads) > 1 or terms.rest:
         samples = loads[MAIN].samples
         plan = choose(
             profile,
@@ -218,6 +229,8 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
             policy=terms.policy,
             upload_terms=terms.upload_terms,
         )
+    if plan and terms.rest and (why := terms.rest.reason(plan, loads[MAIN])):
+        return _rested(plan, why, profile, terms)
     member = plan.chosen.strategy.member if plan and plan.chosen else MAIN
     down_bytes, load = terms.down_bytes(member), loads[member]
     here = {member: replace(load, download_bytes=0) if load.download_bytes else load}
@@ -268,6 +281,29 @@ def timeline(profile: DeviceProfile, loads: Loads, terms: AskConditions) -> Time
         power=power,
         prefetched_bytes=terms.prefetched_bytes,
         ledger=worker.ledger,
+    )
+
+
+def _rested(plan: UpdateChoice, why: str, profile: DeviceProfile, terms: AskConditions) -> Timeline:
+    """The timeline of a device that rests: it answers at once, and fetches nothing but the bundle before."""
+    return Timeline(
+        WorkOutcome(UpdateChoice(None, (), plan.straggler), None, gave_up=(why,)),
+        "rested",
+        terms.now,
+        ends_at=terms.now,
+        back_at=terms.now,
+        gaps=(),
+        busy=BusySeconds(0.0, 0.0, 0.0),
+        bytes_down=terms.prefetched_bytes,
+        bytes_up=0,
+        energy_j=terms.prefetched_bytes / profile.bandwidth.down * profile.power.idle_w,
+        flops=0.0,
+        member=MAIN,
+        fetched=False,
+        straggler=plan.straggler.straggler,
+        power=profile.power,
+        prefetched_bytes=terms.prefetched_bytes,
+        ledger=terms.ledger,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from device_runtime.broker.wire.messages import Step
+from device_runtime.broker.wire.messages import Shortages, Step
 from device_runtime.broker.wire.step_log import MOST_SEGMENTS, SEGMENT, TAIL, TAIL_BYTES, numbers_bytes
 from device_runtime.device.delivery.cache import MOST_REPLAYED
 from device_runtime.device.selection.choose import MAIN
@@ -19,7 +19,7 @@ from device_runtime.simulation.executors.job import aside_key, base_key
 from device_runtime.strategies.interface.aggregator_half import NO_FAMILY, CarriedState
 from device_runtime.strategies.interface.device_half import NO_TENSORS
 from device_runtime.strategies.merging.merge import Merged
-from device_runtime.strategies.statistics import closed_form
+from device_runtime.strategies.statistics import closed_form, shortages
 
 SEGMENT_BYTES = 45
 """Bytes that a segment of the step log takes in addition to its steps."""
@@ -83,7 +83,7 @@ class BaseVersion:
 class RoundBase:
     """The weights that round `number` distributes: the main model, and smaller ones by name.
 
-    `aside` are the tensors sent with them; `rare` as in an offer.
+    `aside` are the tensors sent with them; `rare` and `shortages` as in an offer.
     """
 
     number: int
@@ -91,6 +91,7 @@ class RoundBase:
     family: Mapping[str, Tensors] = field(default_factory=lambda: NO_FAMILY)
     aside: Tensors = field(default_factory=lambda: NO_TENSORS)
     rare: tuple[int, ...] = ()
+    shortages: Shortages | None = None
 
     def of(self, member: str) -> Tensors:
         """The base of this member of the family; "" is the main model."""
@@ -146,8 +147,11 @@ class BaseHistory:
         """Adds the base of the round after `number`, and returns it; `alone` as in its version."""
         old, version = self._bases[number], self._history[number - 1]
         carried = merged.carried
-        rare = closed_form.rarest_classes(carried.memory.get(closed_form.MEMORY, NO_TENSORS))
-        new = RoundBase(number + 1, merged.base, carried.family, carried.aside, rare)
+        pool, trained = (
+            carried.memory.get(name, NO_TENSORS) for name in (closed_form.MEMORY, shortages.MEMORY)
+        )
+        rare, short = closed_form.rarest_classes(pool), shortages.class_shortages(pool, trained)
+        new = RoundBase(number + 1, merged.base, carried.family, carried.aside, rare, short)
         steps = merged.steps if merged.replayable else None
         self._bases[number + 1] = new
         self._history.append(replace(self._next(version, old, new, steps), alone=alone))

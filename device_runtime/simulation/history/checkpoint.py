@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.broker.wire.durable_files import replace_file
+from device_runtime.broker.wire.messages import Shortages
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import ModelError
@@ -71,6 +72,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
     number: int = 0
     name: str = ""
     rare: tuple[int, ...] = ()
+    shortages: Shortages | None = None
 
 
 class _Contents(msgspec.Struct, frozen=True, array_like=True):
@@ -111,7 +113,7 @@ def _owners(checkpoint: Checkpoint) -> Iterator[tuple[_Place, Tensors]]:
     if checkpoint.best:
         yield _Place("best"), checkpoint.best
     for base in checkpoint.bases:
-        yield _Place("base", base.number, rare=base.rare), base.weights
+        yield _Place("base", base.number, rare=base.rare, shortages=base.shortages), base.weights
         for member, weights in base.family.items():
             yield _Place("member", base.number, member), weights
         yield _Place("aside", base.number), base.aside
@@ -129,13 +131,13 @@ def _read(content: Tensors) -> Checkpoint:
         if name:
             parts[int(number)][name] = value
     of: dict[str, dict[tuple[int, str], Tensors]] = {}
-    rare = {place.number: place.rare for place in contents.places if place.what == "base"}
+    bases = {place.number: place for place in contents.places if place.what == "base"}
     for place, part in zip(contents.places, parts, strict=True):
         of.setdefault(place.what, {})[place.number, place.name] = part
     return Checkpoint(
         len(contents.history) - 1,
         tuple(
-            replace(_base(number, weights, of), rare=rare[number])
+            replace(_base(number, weights, of), rare=bases[number].rare, shortages=bases[number].shortages)
             for (number, _), weights in sorted(of["base"].items())
         ),
         contents.history,

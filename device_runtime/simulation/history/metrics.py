@@ -180,7 +180,7 @@ class AskCounts:
     counted: by device, how often its update counted; 0 for devices that were asked and never counted.
     outcomes: asks by (group, outcome), where the outcome is the kind that counted, or else the fate.
     kinds: counted updates by kind.
-    busy: by device, without those that always sat out.
+    busy: by device, without those that always sat out or rested.
     samples: samples of counted updates by kind.
     first_down: bytes of every device's first download, of the model and its graphs.
     refused: updates that the checks refused, by the reason.
@@ -237,7 +237,7 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
             sat_out.setdefault(ask.group, ask.why)
         stragglers += ask.straggler
         groups[ask.device] = ask.group
-        if ask.fate != "sat out":
+        if ask.fate not in ("sat out", "rested"):
             so_far = spent.setdefault(ask.device, [0, 0.0])
             so_far[0] += 1
             so_far[1] += ask.download_s + ask.compute_s + ask.upload_s

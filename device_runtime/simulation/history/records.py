@@ -10,7 +10,7 @@ from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.strategies.interface.device_half import Update
 
-LostReason = Literal["crashed", "dropped out", "sat out"]
+LostReason = Literal["crashed", "dropped out", "sat out", "rested"]
 AskOutcome = LostReason | Literal["counted", "late", "refused", "unheard", "unopened"]
 """The fate of a device that was asked for an update.
 
@@ -20,6 +20,7 @@ refused: its update failed the checks.
 crashed: its process died or its battery ran empty.
 dropped out: it left for good.
 sat out: no form fitted.
+rested: nothing was wanted of what it would have sent.
 unheard: the run ended first.
 unopened: its masked update was in a sum of too few devices.
 """
@@ -114,6 +115,7 @@ class SimulatedRound:
     eval_metrics: dict[str, float] = field(default_factory=dict)
     unopened: float = nan
     central_epsilon: float = nan
+    rested: int = 0
 
 
 class RunObserver(Protocol):

@@ -44,6 +44,7 @@ FATES = {
     "dropped out": "#6b7682",
     "refused": "#d55e00",
     "sat out": FAINT,
+    "rested": FAINT,
     "unheard": FAINT,
 }
 """Colours of asks whose update did not count; a worse fate is darker."""
@@ -99,7 +100,7 @@ def outcomes(names: set[str]) -> list[str]:
     others = sorted(names - KINDS.keys() - FATES.keys())
     fates = [
         fate
-        for fate in ("unopened", "late", "unheard", "sat out", "dropped out", "crashed", "refused")
+        for fate in ("unopened", "late", "unheard", "sat out", "rested", "dropped out", "crashed", "refused")
         if fate in names
     ]
     return [*kinds, *others, *fates]

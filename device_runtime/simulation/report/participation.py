@@ -278,8 +278,7 @@ def _legend(asks: Sequence[AskRecord]) -> list[Any]:
     present = {ask.kind for ask in asks}
     kinds = [kind for kind in KINDS if kind in present] + sorted(present - KINDS.keys() - {""})
     signs = [Line2D([], [], color=STRONG, marker="o", markersize=5, linestyle="", label="counted")]
-    if any(ask.fate in FATES and ask.fate != "sat out" for ask in asks):
-        ends = sorted({ask.fate for ask in asks if ask.fate in FATES and ask.fate != "sat out"})
+    if ends := sorted({ask.fate for ask in asks if ask.fate in FATES} - {"sat out", "rested"}):
         signs.append(
             Line2D([], [], color="#d55e00", marker="X", markersize=6.5, linestyle="", label=" or ".join(ends))
         )

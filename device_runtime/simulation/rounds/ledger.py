@@ -134,6 +134,7 @@ def summarise(
         lost=fates.count("crashed") + fates.count("dropped out"),
         sat_out=fates.count("sat out"),
         refused=fates.count("refused"),
+        rested=fates.count("rested"),
         staleness=sum(number - a.round for a in counted) / len(counted) if counted else 0.0,
         train_time_s=sum(ask.compute_s for ask in asks),
         energy_j=sum(ask.energy_j for ask in asks),

@@ -193,7 +193,7 @@ class SimulationLoop(RoundPort):
         now, state = self._agenda.now, self._engine.state
         buffered = isinstance(state.rules.closing, FullBuffer)
         closes_at = now + state.rules.deadline_s(state.round) if buffered else state.closes_at
-        return OpenedRound(state.round, now, closes_at, state.asked, self._serial)
+        return OpenedRound(state.round, now, closes_at, state.asked, self._serial, state.extended)
 
     def _await(self, flights: Sequence[PendingUpdate]) -> None:
         """Schedules when each device answers or is lost, and when it goes offline and comes back."""
@@ -223,7 +223,7 @@ class SimulationLoop(RoundPort):
             return
         flight = self._flights.pop(update)
         self._ledger.ended(flight, fate, now)
-        if fate == "sat out":
+        if fate in ("sat out", "rested"):
             self._engine.feed(events.Planned(now, flight.device, flight.round, ""))
 
     def _presence(self, device: str, online: bool) -> None:

@@ -17,7 +17,7 @@ from device_runtime.strategies.interface.capabilities import DerivesMembers
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
 from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_reason, variant_named
 from device_runtime.strategies.plugins import own_code
-from device_runtime.strategies.statistics import bounds, closed_form, held_out
+from device_runtime.strategies.statistics import bounds, closed_form, held_out, shortages
 from device_runtime.strategies.statistics.class_statistics import Statistics, is_from_site
 from device_runtime.strategies.statistics.kind_statistics import samples_per_measured
 
@@ -54,6 +54,7 @@ class Folding:
         self._statistics = (
             closed_form.RoundStatistics(model.manifest, model.weights, spec, model.round) if spec else None
         )
+        self._trained = shortages.TrainedClasses(len(model.manifest.labels))
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
     def parted(self, update: Update) -> tuple[Update, Statistics | None]:
@@ -67,6 +68,7 @@ class Folding:
         strategy = variant_named(self._kinds[update.kind], update.variant)
         if statistics is None:
             return rest, None
+        self.trained_on(update.kind, update.variant, statistics)
         times = 1.0
         if not is_from_site(update.tensors):
             times = samples_per_measured(strategy, update.num_examples, statistics.sums.counts.sum())
@@ -94,6 +96,13 @@ class Folding:
         """
         if self._statistics is not None and statistics is not None:
             self._statistics.add(statistics, late, devices)
+
+    def trained_on(self, kind: str, form: str, statistics: Statistics, devices: int = 1) -> None:
+        """Note the classes that a device, or a sum of `devices`, trained on with this form of a kind."""
+        strategy = variant_named(self._kinds[kind], form)
+        if strategy.traits.trains_extractor:
+            richest = next(iter(next(iter(self._kinds.values())).variants()))
+            self._trained.add(statistics.sums.counts, devices, strategy == richest)
 
     def add(self, update: Update, weight: float) -> None:
         """Add one update with a weight of more than 0; it is not held afterwards."""
@@ -164,7 +173,11 @@ class Folding:
             return merged, ""
         memory = merged.carried.memory
         pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NO_TENSORS))
-        carried = replace(merged.carried, memory={**memory, closed_form.MEMORY: pool.kept()})
+        kept = {
+            closed_form.MEMORY: pool.kept(),
+            shortages.MEMORY: self._trained.after(self.remembered(shortages.MEMORY)),
+        }
+        carried = replace(merged.carried, memory={**memory, **kept})
         merged = replace(merged, carried=carried, closed_form=served)
         if not served or not self._hold_out:
             return replace(merged, served=served or merged.served), why

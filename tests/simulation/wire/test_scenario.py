@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_runtime.aggregator.machine.run_events import RoundOpened
+from device_runtime.aggregator.machine.run_events import PlanReported, RoundOpened
 from device_runtime.simulation.demo.fleet import MIXED
 from device_runtime.simulation.history.records import NullObserver
 from device_runtime.simulation.rounds.run import prepare, simulate
@@ -88,6 +88,18 @@ def test_the_fast_simulator_and_the_wire_agree_on_kinds_participants_and_weights
     kinds = check_equal(noted, served, finished)
     assert kinds == {"full", "entropy-subset", "few-shot", "class-means"}
     assert [line.participants for line in noted.lines] == [8, 8, 8]
+
+
+def test_they_agree_on_who_rests(tmp_path):
+    noted, served, finished = both(scenario(tmp_path, rest="on"))
+    check_equal(noted, served, finished)
+    rested = {(ask.round, ask.device) for ask in noted.asks if ask.fate == "rested"}
+    plans = [what for _, what in finished.events if isinstance(what, PlanReported)]
+    assert {
+        (p.round, p.device) for p in plans if p.reasons[:1] and p.reasons[0].startswith("rests")
+    } == rested
+    assert rested, "nobody rests"
+    assert sum(ask.energy_j for ask in noted.asks if ask.fate == "rested") == 0
 
 
 @pytest.mark.slow

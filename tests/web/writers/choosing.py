@@ -6,9 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace as replace_masks
 
-from device_runtime.broker.wire.messages import HelperKey, Masks
+from device_runtime.broker.wire.messages import HelperKey, Masks, Shortages
 from device_runtime.device.masking.upload_terms import upload_terms
 from device_runtime.device.selection.choose import MAIN, Candidate, UpdateChoice, choose
+from device_runtime.device.selection.resting import RestRule
 from device_runtime.device.training.work import Timing, WorkOutcome, corrected
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Speed
@@ -33,6 +34,8 @@ CODED = [
     ("full", {"codec": word}) for word in ("int8", "delta+half", "deflate", "delta+deflate", "half+deflate")
 ]
 MEASURED = {"numbers": "float16", "smallest_count": 10, "samples": 30}
+WANTED = Shortages(bytes([0, 20, 40, *[10] * 7]), bytes([0, 0, 45, *[60] * 7]))
+SEEDS = (3, 17, 2**40, 2**63 + 5)
 MASKS = ("capacity", "noise_milli", "alone")
 """What matters of masks to a choice."""
 NEAR = {"cost": 1e-14, "after": 1e-14}
@@ -111,6 +114,7 @@ def vectors() -> dict[str, Any]:
     return {
         "bundle": BUNDLE,
         "workload": _workload(bundle),
+        "shortages": [list(WANTED.statistics), list(WANTED.training)],
         "tables": [_table(case, bundle) for case in cases()],
         "corrected": [_corrected(*round_) for round_ in _rounds()],
     }
@@ -144,6 +148,7 @@ def _table(case: Case, bundle: Bundle) -> dict[str, Any]:
         "masks": case.masks and {name: getattr(case.masks, name) for name in MASKS},
         "chosen": plan.chosen.label if plan.chosen else "",
         "straggler": plan.straggler.reasons,
+        "rests": {str(seed): RestRule.of(WANTED, seed, "pi-ü").reason(plan, load) for seed in SEEDS},
         "reasons": plan.reasons,
         "candidates": [_candidate(candidate) for candidate in plan.candidates],
     }

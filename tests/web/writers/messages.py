@@ -65,6 +65,7 @@ EXAMPLES: tuple[Message, ...] = (
             clip_milli=500,
             alone=("full", "few-shot"),
         ),
+        shortages=wire.Shortages(statistics=bytes([0, 33, 100]), training=bytes([50, 0, 100])),
     ),
     wire.Offer(
         task="digits",
