@@ -4,7 +4,8 @@
 
 A device with the memory of a Pi 4 and 180 digits in ten classes, in rounds of 60 s of the digits task, whose
 base it fetches. Left the link is ten times slower up than down, right it is as slow down as up. Above, the
-task is of classes; below, of a value, with a bundle that has a part of half its width. What is printed is each kind's share of all speeds and links. Nothing is trained.
+task is of classes; below, of a value, with a bundle that has a part of half its width. What is printed is
+each kind's share of all speeds and links. Nothing is trained.
 """
 
 from __future__ import annotations
