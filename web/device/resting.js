@@ -16,9 +16,9 @@ export async function restReason(shortages, { seed, device }, { chosen, straggle
   const trains = chosen?.strategy.trainsExtractor;
   if (!chosen || (trains && !straggler.straggler)) return "";
   const [short, least] = trains ? [shortages.training, LEAST_TRAINING] : [shortages.statistics, LEAST_STATISTICS];
-  if (!short.length) return "";
+  if (short.length !== load.classCounts.length) return "";
   const smallest = statisticsOf(chosen.strategy)?.smallest_count ?? 1;
-  const lacks = load.classCounts.map((count, label) => (count >= smallest ? short[label] ?? 0 : 0));
+  const lacks = load.classCounts.map((count, label) => (count >= smallest ? short[label] : 0));
   const percent = Math.max(least, ...lacks);
   const [drawn] = (await rngOf({ seed, device: `${device}:rests` })).random(1);
   if (Math.trunc(100 * drawn) < percent) return "";

@@ -46,9 +46,9 @@ class RestRule:
             if trains
             else (self.shortages.statistics, LEAST_STATISTICS)
         )
-        if not short:
+        if len(short) != len(load.class_counts):  # strata: which of them a device has is not known yet
             return ""
-        percent = max([least, *(short[label] for label in _classes(chosen, load) if label < len(short))])
+        percent = max([least, *(short[label] for label in _classes(chosen, load))])
         if self.draw < percent:
             return ""
         what = "training" if trains else "statistics"

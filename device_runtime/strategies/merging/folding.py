@@ -54,7 +54,7 @@ class Folding:
         self._statistics = (
             closed_form.RoundStatistics(model.manifest, model.weights, spec, model.round) if spec else None
         )
-        self._trained = shortages.TrainedClasses(len(model.manifest.labels))
+        self._trained = shortages.TrainedClasses(model.manifest.strata)
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
     def parted(self, update: Update) -> tuple[Update, Statistics | None]:

@@ -27,8 +27,9 @@ DECAY = 0.9
 class TrainedClasses:
     """Adds up which classes a round's devices trained the extractor on."""
 
-    def __init__(self, labels: int) -> None:
-        self._trained, self._richest = np.zeros(labels), 0
+    def __init__(self, classes: int) -> None:
+        """`classes`: or strata, where the loss is not of classes."""
+        self._trained, self._richest = np.zeros(classes), 0
 
     def add(self, counts: NDArray[np.float64], devices: int, richest: bool) -> None:
         """Adds devices that trained on samples of these counts by class, (classes,)."""

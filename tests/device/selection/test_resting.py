@@ -52,6 +52,11 @@ def test_a_full_update_and_a_device_that_sits_out_are_never_at_rest(load):
     assert rule.reason(plan("class-means", FAST), of).startswith("rests: nothing wanted (class-means brings")
 
 
+def test_a_device_does_not_rest_where_classes_are_others_than_those_it_knows_of_its_samples(load):
+    strata = Shortages(statistics=bytes(64), training=bytes(64))
+    assert RestRule(strata, 99).reason(plan("class-means"), load(c0=9)) == ""
+
+
 def test_the_draw_is_the_same_for_a_round_and_device_and_evenly_spread():
     draws = [RestRule.of(WANTED, 7, f"pi-{number}").draw for number in range(1000)]
     assert draws == [RestRule.of(WANTED, 7, f"pi-{number}").draw for number in range(1000)]

@@ -15,7 +15,13 @@ from device_runtime.strategies.interface.device_half import Late, LocalData
 from device_runtime.strategies.interface.kind import ClassStatistics, inapplicable_reason
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
-from device_runtime.strategies.statistics import class_statistics, closed_form, columns, kind_statistics
+from device_runtime.strategies.statistics import (
+    class_statistics,
+    closed_form,
+    columns,
+    kind_statistics,
+    shortages,
+)
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.columns import JointMoments, discriminants, ridge
 from device_runtime.strategies.statistics.covariance import RoundMeans
@@ -197,6 +203,15 @@ def test_the_served_head_of_every_loss_is_better_than_the_untrained_one(trained,
     assert after.eval_acc > before.eval_acc
     if base.manifest.target.loss != "mae":  # ridge regression minimises squares
         assert after.eval_loss < before.eval_loss
+
+
+def test_updates_that_train_are_counted_by_stratum(trained, run):
+    _, base = trained
+    merged, _ = round_of(trained, cut(data_of(base.manifest, 120), 3), run, kind="full")
+    memory = merged.carried.memory[shortages.MEMORY]
+    assert memory["trained"].shape == (base.manifest.strata,)
+    assert memory["trained"].sum() == pytest.approx(3)
+    assert memory["richest"] == 3
 
 
 def test_a_resumed_pool_goes_on_to_the_bit_and_late_statistics_count(trained, run):
