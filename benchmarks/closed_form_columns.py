@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--slow", type=float, default=2000.0, help="every board is so many times slower")
+    parser.add_argument("--slow", type=float, default=8000.0, help="every board is so many times slower")
     parser.add_argument("--only", choices=tuple(CASES), help="one of the tasks")
     options = parser.parse_args()
     rows = []
