@@ -26,7 +26,7 @@ GAINS: Mapping[str, tuple[tuple[float, float], ...]] = MappingProxyType(
 """Points of accuracy that a form adds to a round that drops stragglers, by the share of the kind's work.
 
 The work is the samples times the epochs that are trained, as a share of all samples and all epochs. Scalars
-count without the class statistics beside them, as tasks whose loss is not of classes send none.
+count without the class statistics beside them.
 """
 
 
