@@ -1,4 +1,5 @@
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -13,8 +14,4 @@ def digits() -> Bundle:
 @pytest.fixture
 def copied(digits: Bundle, tmp_path: Path) -> Path:
     """A folder with a copy of the shipped bundle, to be damaged."""
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for file in digits.path.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
+    return Path(copytree(digits.path, tmp_path / "copy"))

@@ -32,10 +32,11 @@ export function packed(files) {
   return concat([...locals, directory, number(0x06054b50, 4), number(0, 4), ...counts, number(0, 2)]);
 }
 
-/** The files of a bundle by name. @param {string} name @returns {Map<string, Uint8Array>} */
+/** The files of a bundle by name, without its narrower parts. @param {string} name @returns {Map<string, Uint8Array>} */
 export function files(name) {
   const folder = new URL(`../../models/bundles/${name}/`, import.meta.url);
+  const entries = readdirSync(folder, { withFileTypes: true }).filter((entry) => entry.isFile());
   return new Map(
-    readdirSync(folder).map((file) => [file, new Uint8Array(readFileSync(new URL(file, folder)))]),
+    entries.map(({ name: file }) => [file, new Uint8Array(readFileSync(new URL(file, folder)))]),
   );
 }
