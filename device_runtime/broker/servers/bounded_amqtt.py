@@ -310,6 +310,13 @@ class BoundedBroker(Broker):  # type: ignore[misc]
         await super().retain_message(source_session, topic_name, data, qos)
         self._retained_bytes += size
 
+    async def _publish_retained_messages_for_subscription(
+        self, subscription: tuple[str, int], session: Any
+    ) -> None:
+        """Send what is retained for a subscription of this client: amqtt 0.12.1 does so for everybody's."""
+        if any(user is session for user, _ in self._subscriptions.get(subscription[0], ())):
+            await super()._publish_retained_messages_for_subscription(subscription, session)
+
     async def _retain_broadcast_message(self, broadcast: Any, qos: int, target_session: Any) -> None:
         """Keep a message for a client that is away, of which only so many wait."""
         if target_session.retained_messages.qsize() < QUEUED:

@@ -206,6 +206,17 @@ def test_a_client_has_so_many_subscriptions_and_the_broker_so_many_retained_mess
     assert reader.recv(100).count(b"t/") == 2
 
 
+def test_a_client_is_sent_retained_messages_of_its_own_subscriptions_alone_and_once(broker, stranger):
+    other = stranger(hello(b"other") + subscribe(b"secret/#", b"t/#", qos=0))
+    stranger(hello() + publish(b"secret/1", first=0x31) + publish(b"t/1", first=0x31))
+    time.sleep(0.3)
+    assert other.recv(400).count(b"secret/1") == 1
+    reader = stranger(hello(b"reader") + subscribe(b"t/#", qos=0))
+    time.sleep(0.3)
+    came = reader.recv(400)
+    assert (came.count(b"t/1"), came.count(b"secret/1")) == (1, 0)
+
+
 def test_the_older_of_two_with_one_client_id_is_ended(broker, stranger):
     older = stranger(hello(b"twin"))
     assert older.recv(4) == WELCOME
