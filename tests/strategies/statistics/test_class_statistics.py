@@ -301,7 +301,9 @@ def test_statistics_of_some_classes_are_those_of_their_samples(moments, model, d
     alone = kind_statistics.add_statistics(
         kind("few-shot", **settings),
         replace(update, tensors={}),
-        kind_statistics.Measured(model.features(data.x)[of], data.y[of], 10),
+        kind_statistics.Measured.of(
+            model.manifest, model.features(data.x)[of], LocalData(data.x[of], data.y[of])
+        ),
         here,
     )
     sent = class_statistics.split_statistics(update.tensors)[1]
