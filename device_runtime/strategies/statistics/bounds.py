@@ -18,6 +18,10 @@ counts and class means of device i, S_i its mean scatter within classes, d the n
     held out   the share of samples by which a device finds the trained head better is at most the next
                highest of the others', and at least the next lowest
 
+Means of strata, which stand for classes where targets are in columns, differ more between honest devices: a
+stratum holds all samples whose targets have about the same mean. Of these tau is the upper quartile over
+devices, or the value below it, which a quarter of the devices does not choose.
+
 drift: how far the pool's means are from new ones, where those are compared, and how far means of an earlier
 round are. The limit on S_i has the largest eigenvalue of the scatter of n_i samples as its factor (Marchenko
 and Pastur 1967). In rounds of fewer than LEAST devices the usual numbers of earlier rounds apply; they are in
@@ -127,8 +131,10 @@ class StatisticsBounds:
     note: what was bounded, once `bounded` has yielded all; empty for nothing.
     """
 
-    def __init__(self, sent: StatisticsFile, pool: Statistics, rounds: NDArray[np.float64]) -> None:
-        """`rounds` is that of the round before."""
+    def __init__(
+        self, sent: StatisticsFile, pool: Statistics, rounds: NDArray[np.float64], strata: bool = False
+    ) -> None:
+        """`rounds` is that of the round before; `strata`: of targets in columns stand for classes."""
         self._sent, self._pool = sent, pool
         self._fewer = self._moved = self._narrowed = self._left_out = 0
         traces = [trace for device in sent if (trace := _trace(device)) is not None]
@@ -146,7 +152,7 @@ class StatisticsBounds:
         judged = [d for d in self._distances if d.judged.any() and isfinite(d.sample)]
         own = replace(
             own,
-            spread=median_of_devices([d.spread for d in judged]),
+            spread=(_upper_quartile if strata else median_of_devices)([d.spread for d in judged]),
             drift=median_of_devices([d.drift for d in self._distances if isfinite(d.drift)]),
             scatter=own.scatter if isfinite(own.scatter) else sample,
         )
@@ -410,6 +416,11 @@ def _with_scatter(device: Statistics, scatter: NDArray[np.float64]) -> Statistic
     """The statistics with this sum of scatter (width, width) of all samples that had second moments."""
     counts, means = device.moment_sums.counts, class_means(device.moment_sums)
     return replace(device, moments=scatter + (means * counts[:, None]).T @ means)
+
+
+def _upper_quartile(values: Sequence[float]) -> float:
+    """The highest of the devices' values that is not above their upper quartile; inf for fewer than LEAST."""
+    return float(np.quantile(values, 0.75, method="lower")) if len(values) >= LEAST else inf
 
 
 def _quartile(values: Sequence[float]) -> float:

@@ -292,7 +292,7 @@ class RoundStatistics:
 
     def _pooled(self, pool: StatisticsPool) -> tuple[StatisticsPool, str]:
         """The pool after this round, with what each device may add to it, and a note of what was bounded."""
-        limits = StatisticsBounds(self._sent, pool.statistics, pool.usual)
+        limits = StatisticsBounds(self._sent, pool.statistics, pool.usual, self._manifest.columns > 0)
         total, weights = Statistics.none(*self._shape), dict[int | None, float]()
         of_means, sources = RoundMeans(*self._shape), self._sent.sources
         for number, source, sent in zip(self._made_for, sources, limits.bounded(), strict=True):

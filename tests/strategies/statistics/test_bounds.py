@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.poisoned_statistics import LIES
+from benchmarks.poisoned_statistics import LIES, with_means
+from device_runtime.models.bundles.targets import targets_of
 from device_runtime.strategies.statistics import bounds, class_statistics
 from device_runtime.strategies.statistics.bounds import StatisticsBounds, no_rounds
 from device_runtime.strategies.statistics.class_statistics import (
@@ -16,6 +17,7 @@ from device_runtime.strategies.statistics.class_statistics import (
 )
 from device_runtime.strategies.statistics.class_sums import ClassSums
 from device_runtime.strategies.statistics.closed_form import solve_head
+from device_runtime.strategies.statistics.columns import JointMoments, ridge
 
 LABELS, WIDTH = 5, 12
 CENTRES = 2.5 * np.random.default_rng(0).normal(size=(LABELS, WIDTH))
@@ -256,3 +258,72 @@ def test_one_device_does_not_choose_the_head_by_its_held_out_samples():
     within, _ = round_of([*sent, liar])
     assert [device.right[2] - device.right[1] for device in within] == [0, 0, 1, 2, 2]
     assert [device.right[0] for device in within] == [10] * 5
+
+
+def regression_round():
+    """Statistics of features and two targets by stratum of thirty devices; eight hold the highest tenth."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 12))
+    y = np.tanh(x @ rng.normal(size=(12, 16)) / 2) @ rng.normal(size=(16, 2))
+    y = ((y - y.mean(axis=0)) / y.std(axis=0)).astype(np.float32)
+    f = y @ rng.normal(size=(2, 6)) + 0.1 * np.tanh(x @ rng.normal(size=(12, 6)))
+    z, tenths = np.hstack([f, y]).astype(np.float32), np.argsort(np.argsort(y[:, 0])) // 400
+    sent = []
+    for device in range(30):
+        shares = rng.dirichlet([0.3] * 10) if device < 22 else np.eye(10)[9]
+        rows = rng.choice(4000, 100, p=shares[tenths] / shares[tenths].sum())
+        strata = targets_of("mse", ["a", "b"]).strata(y[rows], y[rows])
+        sent.append(measure_statistics(z[rows], strata, 10, 2))
+    return sent, z
+
+
+def bounded_round(sent, strata=True):
+    file = StatisticsFile(10, 8)
+    for device in sent:
+        file.add(device, StatisticsSource(float(device.sums.counts.sum())))
+    limits = StatisticsBounds(file, Statistics.none(10, 8), no_rounds(), strata)
+    return list(limits.bounded()), limits.note
+
+
+def r2(devices, z):
+    total = Statistics.none(10, 8)
+    for device in devices:
+        total = total.add(device)
+    weights, bias = ridge(JointMoments.of(total, None, 2), 2)
+    return 1 - float(np.square(z[:, 6:] - z[:, :6] @ weights.T - bias).mean() / z[:, 6:].var())
+
+
+def test_devices_that_hold_a_region_of_the_targets_count_bit_for_bit():
+    sent, _ = regression_round()
+    within, note = bounded_round(sent)
+    assert all(same(left, other) for left, other in zip(sent, within, strict=True))
+    assert note == ""
+    assert "all (they do not count)" in bounded_round(sent, strata=False)[1]
+
+
+def test_one_device_of_three_and_two_of_eight_do_not_choose_the_spread_of_strata():
+    assert bounds._upper_quartile([1, 1e6, 2]) == 2
+    assert bounds._upper_quartile([1, 2, 3, 4, 5, 6, 1e6, 1e6]) == 6
+    assert bounds._upper_quartile([1, 2]) == np.inf
+
+
+def reversed_strata(means, present):
+    means[present] = means[present[::-1]]
+    return means
+
+
+@pytest.mark.parametrize("liar", [0, 4, 25])
+@pytest.mark.parametrize(
+    "lie",
+    [lambda means, _: 10 * means, lambda means, _: means * np.repeat([1, 10], [6, 2]), reversed_strata],
+    ids=["ten times", "targets ten times", "means of another stratum"],
+)
+def test_means_of_strata_ten_times_as_large_or_of_another_stratum_are_bounded(lie, liar):
+    sent, z = regression_round()
+    before = r2(sent, z)
+    means = lie(bounds.class_means(sent[liar].sums), sent[liar].sums.present)
+    sent[liar] = with_means(sent[liar], means)
+    within, note = bounded_round(sent)
+    assert not same(within[liar], sent[liar])
+    assert note
+    assert before - r2(within, z) < 0.02
