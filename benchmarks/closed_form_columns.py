@@ -1,4 +1,4 @@
-"""Heads in closed form of values, flags and reconstruction, where stragglers alone hold a region of the data.
+"""Compares heads for values, flags and reconstruction, where stragglers alone hold a region of the data.
 
     .venv/bin/python benchmarks/closed_form_columns.py [--seeds 3] [--rounds 15] [--only regression]
 

@@ -35,7 +35,8 @@ In the tables, "none" is a key that is left out.
 KINDS = """
 ## Kinds of update
 
-Each `[[kinds]]` table offers one kind, the preferred first. Without any, a round offers {usual}.
+Each `[[kinds]]` table offers one kind, the preferred first. Without any, a round offers {usual},
+and `width-slice` before the last if the bundle has narrower parts and its loss is not of classes.
 `device-runtime kinds` lists the kinds, `device-runtime kinds NAME` shows what stands here;
 [kinds.md](kinds.md) says how they merge, and which defaults differ in rounds of several kinds. A table has:
 
@@ -51,7 +52,7 @@ Kinds with the setting `terms` train with these besides cross-entropy: a table b
 
 def page() -> str:
     """All of docs/task.md."""
-    usual = ", ".join(f"`{name}`" for name in registry.OFFERED_KINDS)
+    usual = ", ".join(f"`{name}`" for name in registry.DEFAULT_KINDS)
     toml = (HERE.parent / "deploy" / "task.toml").read_text("utf-8")
     parts = [HEAD, f"```toml\n{toml}```\n", "\n## Keys of a task\n\n", _table(ranges.list_settings(Task))]
     parts += [KINDS.format(usual=usual), _table(ranges.list_settings(KindSettings))]

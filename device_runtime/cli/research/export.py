@@ -291,7 +291,7 @@ def _add_parts_of(
 
     shares = shares_of(args)
     width = None if ":" in args.factory else networks.default_of(args.factory, "width")
-    if shares and (width is None or not {"all"} <= spec.sets.keys() or "train" not in spec.objectives):
+    if shares and (width is None or "all" not in spec.sets or "train" not in spec.objectives):
         lacks = "setting width" if width is None else "graph train.all"
         return [f"it has no narrower parts: {args.factory} has no {lacks}"]
     whole, lines = network_settings.get("width", width), []

@@ -54,10 +54,11 @@ def _kinds() -> str:
     from device_runtime.strategies.kinds import registry
 
     rows = [tuple(row.values()) for row in _overview()]
-    head, usual = ("kind", "a device trains", "and sends", "method"), ", ".join(registry.OFFERED_KINDS)
+    head, usual = ("kind", "a device trains", "and sends", "method"), ", ".join(registry.DEFAULT_KINDS)
     return (
         f"{tabulate(rows, head, maxcolwidths=[None, 36, 30, 40])}\n\n"
-        f"A round offers {usual},\n"
+        f"A round offers {usual}\n"
+        "(and width-slice, if the bundle has narrower parts and its loss is not of classes),\n"
         "where the task does not say which: by serve --kinds, or by [[kinds]] in the file of the task.\n"
         "The settings of one: device-runtime kinds NAME"
     )

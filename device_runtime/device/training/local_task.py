@@ -144,7 +144,7 @@ class DeviceTask(OneTask):
         self._measurements = Measurements(settings.folder / "speed.json")
         self._key = cache_key(bundle.sha256, f"{self._engine} {self._engine_settings}", settings.emulation)
         self._clock, self._link = clock, link
-        self._standing: tuple[bool, str] | None = None
+        self._logged: tuple[bool, str] | None = None  # whether it is a straggler, and what it sends
         calibration = Corrections(self._virtual.profile.speed) if self._virtual else self._corrections()
         self._calibration, speed = calibration, calibration.speed
         self._rest()
@@ -309,10 +309,10 @@ class DeviceTask(OneTask):
     def _decided(self, listener: Listener, decision: Decision) -> None:
         """Says whether the device is a straggler, where this or what it sends has changed."""
         plan = decision.plan
-        standing = (plan.straggler.straggler, plan.chosen.label if plan.chosen else "")
-        if plan.chosen is not None and standing != self._standing:
+        choice = (plan.straggler.straggler, plan.chosen.label if plan.chosen else "")
+        if plan.chosen is not None and choice != self._logged:
             log.info("%s", plan.verdict)
-        self._standing = standing
+        self._logged = choice
         listener.decided(decision)
 
     def keep_final_model(self, inputs: RoundInputs, pause_point: Callable[[], None]) -> None:

@@ -140,16 +140,13 @@ def write(
 
 
 def write_part(main: Bundle, part: Bundle) -> Bundle:
-    """Adds a narrower network to a bundle as a part of it, without its weights: they are cut out of the main
-    ones when it is opened. Replaces one of its name.
+    """Adds a narrower network to a bundle as a part, in place of one of its name.
 
-    Raises TensorError if it is no part of the main network, BundleError if the folder cannot be written to.
+    Its weights are not written: they are cut out of the main ones when it is opened. Raises TensorError if it
+    is no part of the main network, BundleError if the folder cannot be written to.
     """
-    weights = tensors.encode(
-        _stored(part.manifest, Slices.of(main.manifest, part.manifest).cut(main.weights()))
-    )
     files = {graph.file: part.graph(name) for name, graph in part.manifest.graphs.items()}
-    manifest = _with_hashes(part.manifest, {**files, WEIGHTS: weights})
+    manifest = _with_hashes(part.manifest, {**files, WEIGHTS: _cut_weights(main, part.manifest)})
     folder = main.path / PARTS / manifest.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -213,11 +210,15 @@ class PartFiles(FolderFiles):
     def __getitem__(self, name: str) -> bytes:
         if name != WEIGHTS:
             return super().__getitem__(name)
-        main, part = Bundle.open(self.folder.parent.parent), manifests.decode(self[MANIFEST])
-        return tensors.encode(_stored(part, Slices.of(main.manifest, part).cut(main.weights())))
+        return _cut_weights(Bundle.open(self.folder.parent.parent), manifests.decode(self[MANIFEST]))
 
     def __contains__(self, name: object) -> bool:
         return name == WEIGHTS or super().__contains__(name)
+
+
+def _cut_weights(main: Bundle, part: Manifest) -> bytes:
+    """The weights file of a narrower part. Raises TensorError if it is no part of the main network."""
+    return tensors.encode(_stored(part, Slices.of(main.manifest, part).cut(main.weights())))
 
 
 def _stored(manifest: Manifest, weights: tensors.Tensors) -> tensors.Tensors:

@@ -26,17 +26,16 @@ from .fedavg import FedAvg
 class EntropySubset(FedAvg, SelectsSamples, by_class=True, refused=("terms.dp-sgd",)):
     """Trains the upper part on the share of local samples that the model is least sure of (FedFT-EDS).
 
-    shares: a device takes the largest that it can afford; of `graded` forms that which trains on the most
-    samples, over all epochs. rho: the temperature of the hardened softmax
-    softmax(z / rho). select="random" draws as many samples in each round instead (FedFT-RDS); a share of 1 is
-    FedFT-ALL. E = 5, SGD lr 0.1 and momentum 0.5 are as in section 6.5. The thesis splits after level mid, so
-    that its upper part is the set `up`. The default `mid`, from level mid on, is ours: every bundle has it.
-    weigh: the mean is weighted by the number of *selected* samples (equation 6.11), or with "local" (ours) by
-    all local samples, so that a device weighs the same as with a full update.
-    least_samples (ours): a form that would train on fewer samples, on a device that has more, is unfit: a few
-    samples teach no more than their class means.
-    Ours too: there is no pre-training phase (the offer's base model takes its place), and the extractor goes
-    on learning where other kinds of the round train it.
+    shares: a device takes the largest that it can afford. If `graded`, forms that train on more samples, over
+    all epochs, come first. rho: the temperature of the hardened softmax softmax(z / rho). select="random"
+    draws as many samples in each round instead (FedFT-RDS); a share of 1 is FedFT-ALL. E = 5, SGD lr 0.1 and
+    momentum 0.5 are as in section 6.5. The thesis splits after level mid, so that its upper part is the set
+    `up`. The default `mid`, from level mid on, is ours: every bundle has it. weigh: the mean is weighted by
+    the number of *selected* samples (equation 6.11), or with "local" (ours) by all local samples, so that a
+    device weighs the same as with a full update. least_samples (ours): a form that would train on fewer
+    samples, on a device that has more, is unfit: a few samples teach no more than their class means. Ours
+    too: there is no pre-training phase (the offer's base model takes its place), and the extractor goes on
+    learning where other kinds of the round train it.
     """
 
     name: ClassVar[str] = "entropy-subset"

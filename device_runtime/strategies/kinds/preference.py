@@ -1,6 +1,6 @@
-"""The order in which a round prefers forms of update: by their measured gain, where the task does not say.
+"""Orders forms of update by their measured gain (ours).
 
-`benchmarks/gain_of_forms.py` measures it, on classes. Ours.
+`benchmarks/gain_of_forms.py` measures it, on classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GAINS: Mapping[str, tuple[tuple[float, float], ...]] = MappingProxyType(
         "zeroth-order": ((1.0, 0.0),),
     }
 )
-"""Points of accuracy that a form adds to a round that drops stragglers, by the share of the kind's work.
+"""Points of accuracy that stragglers add by sending a form of a kind, by its share of the kind's work.
 
 The work is the samples times the epochs that are trained, as a share of all samples and all epochs. Scalars
 count without the class statistics beside them.
@@ -49,9 +49,10 @@ def by_gain(kinds: Sequence[AnyStrategy]) -> tuple[AnyStrategy, ...]:
 
 
 def gain(kind: AnyStrategy, form: AnyStrategy, otherwise: float) -> float:
-    """The gain of a form of a kind, in whole points, as runs differ by as much; `otherwise` if unmeasured.
+    """The gain of a form, rounded to whole points; `otherwise` if its kind was not measured.
 
-    Between measured shares of work it is interpolated, below the smallest down to nothing.
+    Runs differ by about a point. Between measured shares of work it is interpolated, below the smallest down
+    to nothing.
     """
     if kind.name not in GAINS:
         return otherwise

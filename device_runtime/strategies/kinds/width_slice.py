@@ -31,10 +31,10 @@ class SliceMean:
 class WidthSlice(FedAvg):
     """Trains every parameter of a narrower network, whose tensors are the leading parts of the main model's.
 
-    members: names in the task's family, or without one of the parts in the bundle, the richest first; "", or
-    no members, is the main model itself. Each
-    element of the main model becomes the mean over the devices that trained it, those with full updates
-    included, and stays if none did. The members' next bases are cut out of the next main base.
+    members: names in the task's family or, without a family, of the bundle's parts, the richest first; "", or
+    no members, is the main model itself. Each element of the main model becomes the mean over the devices
+    that trained it, those with full updates included, and stays if none did. The members' next bases are cut
+    out of the next main base.
     Different from the paper: means are weighted by samples, as in FedAvg, not by devices. Group norm
     normalises the same groups of channels in every width and undoes any scale, so that neither static batch
     norm nor the Scaler is needed. Classes that a device lacks are not masked.

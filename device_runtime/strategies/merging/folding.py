@@ -173,11 +173,11 @@ class Folding:
             return merged, ""
         memory = merged.carried.memory
         pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NO_TENSORS))
-        kept = {
+        memories = {
             closed_form.MEMORY: pool.kept(),
             shortages.MEMORY: self._trained.after(self.remembered(shortages.MEMORY)),
         }
-        carried = replace(merged.carried, memory={**memory, **kept})
+        carried = replace(merged.carried, memory={**memory, **memories})
         merged = replace(merged, carried=carried, closed_form=served)
         if not served or not self._hold_out:
             return replace(merged, served=served or merged.served), why

@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,9 +151,10 @@ class StatisticsBounds:
         sample = sample_noise(distances)
         self._distances = [d if isfinite(d.sample) else replace(d, sample=sample) for d in distances]
         judged = [d for d in self._distances if d.judged.any() and isfinite(d.sample)]
+        spreads = [device.spread for device in judged]
         own = replace(
             own,
-            spread=(_upper_quartile if strata else median_of_devices)([d.spread for d in judged]),
+            spread=_quartile(spreads, "lower") if strata else median_of_devices(spreads),
             drift=median_of_devices([d.drift for d in self._distances if isfinite(d.drift)]),
             scatter=own.scatter if isfinite(own.scatter) else sample,
         )
@@ -418,11 +420,6 @@ def _with_scatter(device: Statistics, scatter: NDArray[np.float64]) -> Statistic
     return replace(device, moments=scatter + (means * counts[:, None]).T @ means)
 
 
-def _upper_quartile(values: Sequence[float]) -> float:
-    """The highest of the devices' values that is not above their upper quartile; inf for fewer than LEAST."""
-    return float(np.quantile(values, 0.75, method="lower")) if len(values) >= LEAST else inf
-
-
-def _quartile(values: Sequence[float]) -> float:
-    """The upper quartile over devices; inf for fewer than LEAST."""
-    return float(np.quantile(values, 0.75)) if len(values) >= LEAST else inf
+def _quartile(values: Sequence[float], method: Literal["linear", "lower"] = "linear") -> float:
+    """The upper quartile over devices; inf for fewer than LEAST. method: as in `np.quantile`."""
+    return float(np.quantile(values, 0.75, method=method)) if len(values) >= LEAST else inf

@@ -29,7 +29,7 @@ LEAST = 3
 VOICES = 32
 """The most devices whose means make a centre; of more, evenly many are left out."""
 SHRINKAGE = 0.1
-"""The least weight of the scaled identity in R, as in the head's covariance."""
+"""The least weight of the scaled identity in R, and in the covariance that a head is made of."""
 PRECISE = 400
 """Samples from which on a mean is no more exact: it is rounded, and not all devices are quite alike."""
 

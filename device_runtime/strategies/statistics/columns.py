@@ -34,9 +34,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .centres import class_means, without_negative
+from .centres import SHRINKAGE, class_means, without_negative
 from .class_statistics import Statistics
-from .covariance import SHRINKAGE, MeanScatter, identity_weight, pooled_scatter
+from .covariance import MeanScatter, identity_weight, pooled_scatter
 
 RIDGES = np.logspace(-9, 2, 89)
 """Candidates of k, in multiples of the mean eigenvalue."""

@@ -22,12 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .centres import class_means
+from .centres import SHRINKAGE, class_means
 from .class_statistics import Statistics
 from .class_sums import ClassSums
-
-SHRINKAGE = 0.1
-"""The least weight of the scaled identity in Sigma."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 A device neither trains on held-out samples nor includes them in its class statistics. On features of the
 distributed base, it counts how many of them each head classifies correctly: the closed-form head of the last
 round, which was sent with that base, and the base's own. If the loss is not of classes, it counts of how many
-each head has the smaller loss. The counts are sent with the class statistics, and
-add up over devices.
+each head has the smaller loss. The counts are sent with the class statistics, and add up over devices.
 """
 
 from __future__ import annotations

@@ -39,9 +39,12 @@ from .class_sums import ClassSums
 
 @dataclass(frozen=True)
 class Measured:
-    """Features float32 (n, width) by the base, strata y int64 (n,), the number of strata, targets in columns.
+    """What a device computes its class statistics from.
 
-    targets: float32 (n, columns). Where the loss is of classes, these are the strata, without columns.
+    features: by the base, float32 (n, width).
+    y: the class of each sample, int64 (n,), or its stratum if the loss is not of classes.
+    labels: the number of classes, or of strata.
+    targets: in columns, float32 (n, columns); without columns where the loss is of classes.
     right: counts of held-out samples, float64 (`held_out.COUNTS`,).
     """
 

@@ -1,4 +1,4 @@
-"""Which classes the aggregator lacks, so that devices that would add little can rest in a round (ours).
+"""Computes which classes the aggregator lacks, so that devices that would add little can rest (ours).
 
 N_c are the pooled samples of class c (`closed_form`). T_c says how much of what trains the extractor was of
 class c, where n_c of a device's n samples are of it; R counts updates of the richest kind:

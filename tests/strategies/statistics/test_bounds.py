@@ -302,9 +302,9 @@ def test_devices_that_hold_a_region_of_the_targets_count_bit_for_bit():
 
 
 def test_one_device_of_three_and_two_of_eight_do_not_choose_the_spread_of_strata():
-    assert bounds._upper_quartile([1, 1e6, 2]) == 2
-    assert bounds._upper_quartile([1, 2, 3, 4, 5, 6, 1e6, 1e6]) == 6
-    assert bounds._upper_quartile([1, 2]) == np.inf
+    assert bounds._quartile([1, 1e6, 2], "lower") == 2
+    assert bounds._quartile([1, 2, 3, 4, 5, 6, 1e6, 1e6], "lower") == 6
+    assert bounds._quartile([1, 2], "lower") == np.inf
 
 
 def reversed_strata(means, present):
