@@ -178,6 +178,7 @@ def _scenario(
         spec = parts.spec()
         task = _task(whole, spec, parts)
         kinds = _kinds(task, whole, row.system in MIXED)
+        task = msgspec.structs.replace(task, kinds=kinds) if whole.kinds is None else task.naming(kinds)
         return Scenario(
             name=stem(table.id),
             fleet=_fleet(whole, where.shared),
@@ -187,7 +188,7 @@ def _scenario(
             engine=_engine(whole, where),
             place=where.place,
             data=spec,
-            task=msgspec.structs.replace(task, kinds=kinds),
+            task=task,
         )
     except (TaskError, ProfileError, ValueError) as error:
         raise ScenarioError(f"{table.id}, {row.name} in {column.id}: {error}") from None

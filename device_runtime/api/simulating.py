@@ -144,11 +144,11 @@ def scenario_of(
         changes["data"] = data
     if _count("devices", devices) is not None:
         changes["devices"] = devices
-    task_changes: dict[str, Any] = {} if _count("rounds", rounds) is None else {"rounds": rounds}
-    if kinds is not None:
-        task_changes["kinds"] = offered(kinds)
-    if task_changes:
-        changes["task"] = msgspec.structs.replace(scenario.task, **task_changes)
+    new_task = scenario.task if kinds is None else scenario.task.naming(offered(kinds))
+    if _count("rounds", rounds) is not None:
+        new_task = msgspec.structs.replace(new_task, rounds=rounds)
+    if new_task is not scenario.task:
+        changes["task"] = new_task
     return msgspec.structs.replace(scenario, **changes) if changes else scenario
 
 

@@ -54,7 +54,7 @@ class WatchedDevices:
 
     def planned(self, plan: PlanReported, now: float) -> None:
         """A device has decided what to do in the round."""
-        doing: Doing = "planned" if plan.kind else "sits out"
+        doing: Doing = "planned" if plan.kind else "rests" if plan.rests else "sits out"
         (self.sitting_out.discard if plan.kind else self.sitting_out.add)(plan.device)
         changes = {"doing": doing, "round": plan.round, "kind": plan.kind, "why": "; ".join(plan.reasons)}
         predicted_s = measured(plan.seconds)

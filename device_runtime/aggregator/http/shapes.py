@@ -52,7 +52,7 @@ def _complete(schema: dict[str, Any], entry: SettingField) -> None:
 
 
 Phase = Literal["starting", "waiting", "collecting", "unmasking", "finished"]
-Doing = Literal["", "planned", "sits out", "sent", "late", "refused"]
+Doing = Literal["", "planned", "sits out", "rests", "sent", "late", "refused"]
 
 
 def measured(value: float) -> float | None:

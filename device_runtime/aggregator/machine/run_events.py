@@ -191,6 +191,11 @@ class PlanReported:
     energy_j: float
     reasons: tuple[str, ...]
 
+    @property
+    def rests(self) -> bool:
+        """Whether the device sends nothing because nothing of it is wanted, as its first reason says."""
+        return not self.kind and bool(self.reasons) and self.reasons[0].startswith("rests: ")
+
 
 @dataclass(frozen=True)
 class Contributed:

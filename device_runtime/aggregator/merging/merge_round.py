@@ -33,6 +33,7 @@ from device_runtime.aggregator.storage.contributions import StoredContribution
 from device_runtime.aggregator.storage.store import CarriedBlobs, MergeResult, RoundModels, Store
 from device_runtime.aggregator.storage.sums import MaskFault, SumRecord
 from device_runtime.aggregator.tasks.closing import FastDevices
+from device_runtime.aggregator.tasks.feasible import trained_parts
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.errors import BlobError
 from device_runtime.models.available_engines.available import open_model
@@ -48,10 +49,8 @@ from device_runtime.models.errors import ModelError, TensorError
 from device_runtime.strategies.errors import MaskError, OwnCodeError, SpoiltSum
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
-from device_runtime.strategies.interface.capabilities import DerivesMembers
 from device_runtime.strategies.interface.device_half import Late, LocalData, Update
 from device_runtime.strategies.interface.kind import variant_named
-from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import Merged, rebased_update
 from device_runtime.strategies.robust import Screen
@@ -102,7 +101,7 @@ class RoundMerge:
         self.kinds = {kind.name: kind for kind in task.kinds}
         self.model, self._task, self._earlier = model, task, earlier
         strategies = {name: kind.strategy for name, kind in self.kinds.items()}
-        self.folding = Folding(strategies, model, carried, task.server)
+        self.folding = Folding(strategies, model, carried, task.server, task.rests)
         self.failures: dict[tuple[str, str], str] = {}
 
     def merged(
@@ -330,19 +329,13 @@ class MergeTools:
 
 
 def open_family(task: Task, main: Bundle) -> dict[str, Bundle]:
-    """The smaller models of a task, by the names in their manifests.
-
-    Without a family they are the parts in the main bundle, if a kind of the task trains parts; of a task
-    that names no kinds as `registry.offered_kinds` says.
+    """The smaller models of a task, by the names in their manifests; without a family `trained_parts`.
 
     Raises ModelError, and TaskError for a model without a name, a name that is used twice, or inputs or
     labels other than the main model's.
     """
     if not task.family:
-        names, parts = tuple(kind.name for kind in task.kinds), main.parts()
-        if names == registry.OFFERED_KINDS != registry.offered_kinds(main.manifest.target, parts):
-            return {}
-        return parts if any(isinstance(kind.strategy, DerivesMembers) for kind in task.kinds) else {}
+        return trained_parts(task, main)
     family: dict[str, Bundle] = {}
     for path in task.family:
         bundle = Bundle.open(bundles.find_bundle(path))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
+from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import shipped
@@ -38,17 +39,27 @@ MEMBERS = "members"
 MAIN = ""
 
 
+def trained_parts(task: Task, main: Bundle) -> dict[str, Bundle]:
+    """The parts in the task's bundle by name, if it trains parts; as `registry.offered_kinds` by default."""
+    parts, names = main.parts(), tuple(kind.name for kind in task.kinds)
+    if task.order == "default":
+        names = registry.offered_kinds(main.manifest.target, parts)
+    return parts if any(issubclass(registry.kind(name), DerivesMembers) for name in names) else {}
+
+
 def with_members(task: Task, names: tuple[str, ...]) -> Task:
     """The task, with the members of its family in each kind that trains them.
 
     names: those of the bundles in `task.family`, in its order, or of the main bundle's parts without a
     family. A kind without `members` gets all of them, parts only if it trains parts. In `members` a model is
-    called by its name, its path as in `family`, or its file's name. A task that offers the default kinds is
-    without those that train parts where there are none. Raises TaskError for a member that is not in the
-    family.
+    called by its name, its path as in `family`, or its file's name. A task that names no kinds offers those
+    that train parts only where there are some, as listed then, and else by gain. Raises TaskError for a
+    member that is not in the family.
     """
+    if task.order == "default":
+        task = _with_default_kinds(task, bool(names))
     if not names:
-        return _without_parts(task)
+        return task
     spellings = _spellings(task, names)
     kinds = tuple(
         _with_members(kind, names, spellings)
@@ -59,10 +70,10 @@ def with_members(task: Task, names: tuple[str, ...]) -> Task:
     return msgspec.structs.replace(task, kinds=kinds)
 
 
-def _without_parts(task: Task) -> Task:
-    """The default kinds, by gain, without those that train parts, of which none are offered."""
-    if tuple(kind.name for kind in task.kinds) != registry.OFFERED_KINDS:
-        return task
+def _with_default_kinds(task: Task, parts: bool) -> Task:
+    """The task with the kinds and the order that it has for a bundle with or without narrower parts."""
+    if parts:
+        return msgspec.structs.replace(task, order="listed")
     kinds = tuple(kind for kind in task.kinds if kind.name in registry.DEFAULT_KINDS)
     return msgspec.structs.replace(task, kinds=kinds, order="gain")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,12 +32,22 @@ WaitFor = Literal["auto", "all", "fast"]
 Start = Literal["bundle", "random"]
 Head = Literal["auto", "trained", "closed-form"]
 Rest = Literal["on", "off"]
+Order = Literal["default", "listed", "gain"]
 
 _STALENESS = 0.5
 
 
+@cache
+def _default_kinds() -> tuple[KindSettings, ...]:
+    """The kinds of a task that names none: always the same object, which tells it from other tasks."""
+    return kinds_named(registry.OFFERED_KINDS)
+
+
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Settings of a task. Raises TaskError for invalid settings.
+
+    Kinds. A task that names none has order "default", also after it was written and read; what it offers
+    depends on the bundle (`feasible.with_members`). Where other kinds are put in, the order is "listed".
 
     Data. `eval_data` and `generic` are .npz files with `x` (raw inputs) and `y` (labels).
 
@@ -137,11 +147,12 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kinds: Annotated[
         tuple[KindSettings, ...],
         Setting("Kinds of update offered, the preferred first: [[kinds]] tables.", ({"name": "full"},)),
-    ] = msgspec.field(default_factory=lambda: kinds_named(registry.OFFERED_KINDS))
+    ] = msgspec.field(default_factory=_default_kinds)
     order: Annotated[
-        Literal["listed", "gain"],
+        Order,
         Setting(
-            "Prefer kinds as listed, or forms of update by measured gain, as tasks that name no kinds do.",
+            "Prefer kinds as listed, or forms of update by measured gain; default: what tasks have that name "
+            "no kinds.",
             "gain",
         ),
     ] = "listed"
@@ -244,6 +255,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         for kind in self.kinds:
             if not isinstance(kind, KindSettings):
                 raise TaskError(f"kinds has {kind!r}, expected KindSettings(name=.., settings=..)")
+        names = [kind.name for kind in self.kinds]
+        if self.kinds is _default_kinds():
+            msgspec.structs.force_setattr(self, "order", "default")
+        elif self.order == "default" and tuple(names) != registry.OFFERED_KINDS:
+            msgspec.structs.force_setattr(self, "order", "listed")
         try:
             topics.check_task(self.name)
             ranges.check(self)
@@ -261,7 +277,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         kinds = tuple(kind.with_statistics(statistics) for kind in self.kinds)
         msgspec.structs.force_setattr(self, "kinds", kinds)
         self._check_rounds()
-        names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
             raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")
         if len(set(self.family)) != len(self.family):
@@ -329,6 +344,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def counts_late(self) -> bool:
         """Whether an update to an earlier round may count in the open one."""
         return self.late == "count" or self.closing.counts_late
+
+    def naming(self, kinds: tuple[KindSettings, ...]) -> Task:
+        """The task with these kinds; one that named none has them as listed."""
+        order = "listed" if self.order == "default" else self.order
+        return msgspec.structs.replace(self, kinds=kinds, order=order)
 
     def offered(self, number: int) -> tuple[KindSettings, ...]:
         """The kinds offered in round `number`, in order of preference, with that round's settings."""
@@ -472,6 +492,7 @@ NEEDS = {
     "robust": ("robust_trim", "robust_byzantine", "robust_clip", "robust_clip_factor"),
     "stop_after": ("stop_gain", "stop_metric"),
     "deadline_quantile": ("deadline_margin", "deadline_least_s"),
+    "kinds": ("order",),
 }
 """Settings without which others have no effect."""
 

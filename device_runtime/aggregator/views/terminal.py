@@ -90,7 +90,7 @@ class TerminalState:
                 self._seen(event)
             case PlanReported():
                 why = event.reasons[0] if event.reasons else ""
-                doing = event.kind or "sits out"
+                doing = event.kind or ("rests" if event.rests else "sits out")
                 self._set(event.device, doing=doing, why=why, energy_j=event.energy_j)
             case Contributed():
                 self._contributed(event)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from device_runtime.aggregator.errors import TaskError
 from device_runtime.cli.options import (
     DRAWN_SAMPLES,
     add_emulation,
@@ -26,10 +27,14 @@ from device_runtime.user_account import NoHome, state_folder
 from .policy_options import helpers
 
 if TYPE_CHECKING:
+    from device_runtime.aggregator.tasks.task import Task
     from device_runtime.broker.wire.messages import Masks
     from device_runtime.device.selection.choose import Candidate, UpdateChoice
     from device_runtime.models.bundles.bundle import Bundle
+    from device_runtime.models.bundles.manifest import Manifest
     from device_runtime.profiles import Cost, DeviceProfile, Workload
+
+ERRORS = (TaskError,)
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,8 @@ def run(options: argparse.Namespace) -> int:
     bundle = Bundle.open(find_bundle(options.bundle))
     profile = _shipped(options) if options.board else profile_command.measure_profile(bundle, options)
     load = _workload(options, bundle)
-    plan = _plan(options, bundle, profile, load)
+    planned = _task(options, bundle)
+    plan = _plan(options, planned, profile, load)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
     if options.statistics:
         added = [_added(candidate, load, profile) for candidate in plan.candidates]
@@ -122,6 +128,7 @@ def run(options: argparse.Namespace) -> int:
     heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])
     print(tabulate([_cells(row, options.statistics) for row in rows], headers=heads, disable_numparse=True))
     print(plan.verdict)
+    print(_rest(planned, plan), end="")
     print(_revealed(rows))
     if not (options.emulated or options.board):
         try:
@@ -134,34 +141,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(
-    options: argparse.Namespace, bundle: Bundle, profile: DeviceProfile, load: Workload
+    options: argparse.Namespace, planned: PlannedTask, profile: DeviceProfile, load: Workload
 ) -> UpdateChoice:
     """The choice among the kinds, with their class statistics. Raises NoDevice."""
     from device_runtime.device.errors import NoDevice
     from device_runtime.device.masking.upload_terms import upload_terms
     from device_runtime.device.policy import work_gate
     from device_runtime.device.policy.rules import ANYTHING
-    from device_runtime.device.selection.choose import MAIN, choose
-    from device_runtime.strategies.interface.kind import ClassStatistics
-    from device_runtime.strategies.kinds import registry
-    from device_runtime.strategies.kinds.preference import by_gain
-    from device_runtime.strategies.kinds.width_slice import WidthSlice
-    from device_runtime.strategies.statistics import class_statistics, kind_statistics
+    from device_runtime.device.selection.choose import choose
     from device_runtime.strategies.training.workload import workload
 
-    parts = {name: part.manifest for name, part in bundle.parts().items()}
-    names = listed(options.kinds) if options.kinds else registry.offered_kinds(bundle.manifest.target, parts)
-    kinds = [
-        registry.make(name, {**settings, **registry.codec_setting(name, options.codec)})
-        for name, settings in registry.default_settings(names)
-    ]
-    if not options.kinds and names == registry.DEFAULT_KINDS:
-        kinds = list(by_gain(kinds))
-    kinds = [replace(kind, members=tuple(parts)) if isinstance(kind, WidthSlice) else kind for kind in kinds]
-    by_default = options.head == "auto" and kind_statistics.serves_closed_form(kinds)
-    possible = not class_statistics.infeasible_reason(bundle.manifest, ClassStatistics())
-    if possible and (options.head == "closed-form" or by_default):
-        kinds = [kind_statistics.with_class_statistics(kind, ClassStatistics()) for kind in kinds]
+    kinds, manifests = planned.task.preferred(1), planned.manifests
     if options.state and not options.state.is_dir():
         raise NoDevice(f"no device is in {options.state}")
     policy = work_gate.kept_policy(options.state) if options.state else None
@@ -170,12 +160,47 @@ def _plan(
     return choose(
         profile,
         kinds,
-        {MAIN: load, **{name: workload(part, load.class_counts) for name, part in parts.items()}},
+        {name: workload(manifest, load.class_counts) for name, manifest in manifests.items()},
         options.deadline,
         lambda form: passed_over or allowed.bars(form),
-        upload_terms=upload_terms(masks, kinds, {MAIN: bundle.manifest, **parts}.__getitem__)
-        if masks
-        else None,
+        upload_terms=upload_terms(masks, kinds, manifests.__getitem__) if masks else None,
+    )
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """The task that is planned for, and the manifests by member of the models that it trains."""
+
+    task: Task
+    manifests: dict[str, Manifest]
+
+
+def _task(options: argparse.Namespace, bundle: Bundle) -> PlannedTask:
+    """Raises TaskError."""
+    from device_runtime.aggregator.tasks import feasible
+    from device_runtime.aggregator.tasks.kind_settings import kinds_named
+    from device_runtime.aggregator.tasks.systems import with_codec
+    from device_runtime.aggregator.tasks.task import Task
+
+    task = Task(bundle=options.bundle, head=options.head)
+    if options.kinds:
+        task = task.naming(kinds_named(listed(options.kinds)))
+    parts = {name: part.manifest for name, part in feasible.trained_parts(task, bundle).items()}
+    task = feasible.with_possible_head(feasible.with_members(task, tuple(parts)), bundle.manifest)
+    task = with_codec(task, options.codec) if options.codec else task
+    return PlannedTask(task, {"": bundle.manifest, **parts})
+
+
+def _rest(planned: PlannedTask, plan: UpdateChoice) -> str:
+    """A line on when the device would rest; empty if it never does."""
+    from device_runtime.device.selection.resting import least_percent
+
+    least, of_classes = least_percent(plan), not planned.manifests[""].target.why_not_by_class
+    if least == 100 or not of_classes or not planned.task.closed_form:
+        return ""
+    return (
+        'If the task has rest = "on", it rests in rounds that want nothing of its classes, and takes part in '
+        f"{least}% of them.\n"
     )
 
 

@@ -7,20 +7,16 @@ import logging
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from device_runtime.aggregator.configuration import config, logs
 from device_runtime.aggregator.configuration.config import ServerConfig
 from device_runtime.aggregator.errors import AggregatorError, ConfigError, TaskError, exit_code
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
-from device_runtime.aggregator.tasks.kind_settings import kinds_named
 from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_plugins, listed, load_plugins
 from device_runtime.cli.setting_options import add_settings, option_values
 from device_runtime.service_process import Exit
-from device_runtime.strategies.kinds import registry
 
 __all__ = ["ERRORS", "add_arguments", "exit_code", "run", "server_config", "task_of", "tasks_of"]
 
@@ -128,8 +124,7 @@ def _as_system(name: str, task: Task) -> Task:
     system_task = systems.task_as_system(name, task)
     used = [kind.name for kind in system_task.kinds]
     left = [kind.name for kind in task.kinds if kind.name not in used]
-    usual = msgspec.structs.replace(task, kinds=kinds_named(registry.OFFERED_KINDS)).kinds
-    if left and task.kinds != usual:
+    if left and task.order != "default":
         raise TaskError(
             f"system {name} has {', '.join(used)}, and not {', '.join(left)}: leave out one or the other"
         )

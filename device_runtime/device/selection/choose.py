@@ -255,7 +255,7 @@ def _verdict(
     """Judged on a full update with the round's settings, or the usual ones if the round has none."""
     cost = next((c.cost for c in candidates if c.kind == USUAL.name), None)
     if MAIN not in loads:
-        return StragglerVerdict(True, ("the main model was not fetched",))
+        return StragglerVerdict(True, ("needs the main model, which was not fetched",))
     try:
         return classify(cost or priced(USUAL, loads, profile), profile.memory, usable_s)
     except MissingGraph as error:
@@ -296,7 +296,8 @@ def _assessment(
     here, unfetched = loads
     workload = here.get(form.member) or unfetched.get(form.member)
     if workload is None:
-        return Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
+        model = f"the model {form.member}" if form.member else "the main model"
+        return Candidate(form, None, (f"needs {model}, which is not here",))
     try:
         with own_code(type(form)):
             if unfit := unfit_reason(form, workload):
@@ -309,5 +310,5 @@ def _assessment(
     profile, usable_s = limits
     lacks = misfit_reasons(cost, profile.memory, usable_s)
     if not lacks and form.member not in here:
-        lacks = ("its model was not fetched",)
+        lacks = ("needs its own model, which was not fetched",)
     return Candidate(form, cost, lacks, kind_statistics.class_coverage(form, workload))

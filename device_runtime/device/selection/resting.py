@@ -37,15 +37,11 @@ class RestRule:
 
     def reason(self, plan: UpdateChoice, load: Workload) -> str:
         """Why the device rests, with this plan and these samples; empty if it takes part or sits out."""
-        chosen = plan.chosen
-        if chosen is None or not (plan.straggler.straggler or not chosen.strategy.traits.trains_extractor):
+        chosen, least = plan.chosen, least_percent(plan)
+        if chosen is None or least == 100:
             return ""
         trains = chosen.strategy.traits.trains_extractor
-        short, least = (
-            (self.shortages.training, LEAST_TRAINING)
-            if trains
-            else (self.shortages.statistics, LEAST_STATISTICS)
-        )
+        short = self.shortages.training if trains else self.shortages.statistics
         if len(short) != len(load.class_counts):  # strata: which of them a device has is not known yet
             return ""
         percent = max([least, *(short[label] for label in _classes(chosen, load))])
@@ -56,6 +52,15 @@ class RestRule:
             f"rests: nothing wanted ({chosen.label} brings {what} of classes that are common; "
             f"it takes part in {percent}% of the rounds)"
         )
+
+
+def least_percent(plan: UpdateChoice) -> int:
+    """The lowest probability of taking part with this plan, in percent; 100 for a device that never rests."""
+    if plan.chosen is None:
+        return 100
+    if not plan.chosen.strategy.traits.trains_extractor:
+        return LEAST_STATISTICS
+    return LEAST_TRAINING if plan.straggler.straggler else 100
 
 
 def _classes(chosen: Candidate, load: Workload) -> list[int]:

@@ -44,7 +44,7 @@ FATES = {
     "dropped out": "#6b7682",
     "refused": "#d55e00",
     "sat out": FAINT,
-    "rested": FAINT,
+    "rested": "#c5d8c8",
     "unheard": FAINT,
 }
 """Colours of asks whose update did not count; a worse fate is darker."""

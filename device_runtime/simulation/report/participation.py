@@ -218,7 +218,8 @@ def one_round(compared: ComparedRuns) -> Drawing | None:
     figure.legend(handles=_legend(asks), loc="outside lower center", ncols=5, handlelength=1.4)
     text = (
         f"Round {asks[0].round} with seed {compared.runs[0].name.seed}; at most {ROWS_SHOWN} devices of "
-        "it, evenly from the quickest to the slowest. Grey alone: it sat out. Dotted: it waited, or was away."
+        "it, evenly from the quickest to the slowest. Grey alone: it sat out. Nothing: it rested. Dotted: it "
+        "waited, or was away."
     )
     return Drawing("one-round", "Time line of one round", text, figure)
 

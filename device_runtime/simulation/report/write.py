@@ -76,6 +76,7 @@ def with_notes(compared: ComparedRuns, wide: int | None = None) -> str:
         *(f"{policy} failed: {why}" for policy, why in failed.items()),
         *without_stragglers(compared),
         *sitting_out(compared),
+        *resting(compared),
         *refused(compared.runs),
     ]
     whole = tables(compared, wide, tuple(failed))
@@ -115,6 +116,18 @@ def sitting_out(compared: ComparedRuns) -> list[str]:
                 why = next(count.sat_out[group] for count in counts if group in count.sat_out)
                 asks = f"{fates.total():,} of {fates.total():,} asks"
                 lines.append(f"{policy}: group {group} sat out {asks}, at first because: {why}")
+    return lines
+
+
+def resting(compared: ComparedRuns) -> list[str]:
+    """A line for each policy in which devices rested, with how often."""
+    lines = []
+    for policy in compared.policies:
+        tallies = [run.tally for run in compared.of(policy)]
+        rested = sum(n for tally in tallies for (_, fate), n in tally.outcomes.items() if fate == "rested")
+        if rested:
+            asks = f"{rested:,} of {sum(tally.asks for tally in tallies):,} asks"
+            lines.append(f"{policy}: stragglers rested in {asks}, as nothing of their classes was wanted")
     return lines
 
 

@@ -103,6 +103,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             for name, value in whole["task"].items()
             if name in _ALWAYS or getattr(self.task, name) != getattr(_ANY_TASK, name)
         }
+        if self.task.order == "listed" and not _has_default_names(self.task):
+            del whole["task"]["order"]
         for kind in (kind for kind in whole["task"]["kinds"] if not kind["first_epochs"]):
             del kind["first_epochs"]
         for group in (group for group in whole["fleet"]["groups"].values() if not group["members"]):
@@ -130,9 +132,21 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 def decode(data: bytes) -> Scenario:
-    """A scenario from its JSON. Raises ScenarioError."""
+    """A scenario from its JSON, in which a task that names no kinds has no order. Raises ScenarioError."""
     registry.load_plugins()
-    return _decoded(lambda: msgspec.json.decode(data, type=Scenario), "scenario")
+
+    def read() -> Scenario:
+        scenario = msgspec.json.decode(data, type=Scenario)
+        if not _has_default_names(scenario.task) or "order" in msgspec.json.decode(data)["task"]:
+            return scenario
+        return msgspec.structs.replace(scenario, task=msgspec.structs.replace(scenario.task, order="default"))
+
+    return _decoded(read, "scenario")
+
+
+def _has_default_names(task: Task) -> bool:
+    """Whether a task has the kinds, in their order, of tasks that name none."""
+    return tuple(kind.name for kind in task.kinds) == registry.OFFERED_KINDS
 
 
 def preset_names() -> tuple[str, ...]:

@@ -181,7 +181,7 @@ class Strategy(FormerNames, Plugin, HasTraits, ABC, Generic[S]):
 
     def infeasible_reason(self, workload: Workload) -> str:
         """Why this kind is of no use for the device's data; empty if it is."""
-        return "" if workload.samples else "there is no local data"
+        return "" if workload.samples else "has no local data"
 
     def rejection_reason(self, update: Tensors, num_examples: int) -> str:
         """Why the aggregator rejects an update whose tensors are as expected; empty if it accepts it."""

@@ -98,7 +98,7 @@ class FewShot(
     def infeasible_reason(self, workload: Workload) -> str:
         present = sum(count > 0 for count in workload.class_counts)
         if present < 2:
-            return f"a classifier needs 2 classes to tell apart, here is {present}"
+            return f"needs 2 classes to tell apart, here is {present}"
         if workload.samples < self.least_samples:
             return f"would train on {workload.samples} samples, expected {self.least_samples} or more"
         return ""

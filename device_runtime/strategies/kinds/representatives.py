@@ -145,7 +145,7 @@ class Representatives(
 
     def infeasible_reason(self, workload: Workload) -> str:
         if self.select == "all" and workload.samples > self.most_maps:
-            return f"there are {workload.samples} samples, at most {self.most_maps} maps are sent"
+            return f"sends at most {self.most_maps} maps, there are {workload.samples} samples"
         return super().infeasible_reason(workload)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:

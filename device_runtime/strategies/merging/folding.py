@@ -37,9 +37,11 @@ class Folding:
         model: RoundModel,
         carried: CarriedState = NOTHING_CARRIED,
         optimizer: ServerOptimizer = FEDAVG,
+        rests: bool = False,
     ) -> None:
         """`kinds` is by name, in the order of preference; `carried` is from the round before.
 
+        rests: remember which classes were trained on, so that offers can say what is wanted.
         Kinds that do not apply to the bundle's loss are left out: there are no updates of them.
         """
         kinds = {name: kind for name, kind in kinds.items() if not inapplicable_reason(kind, model.manifest)}
@@ -54,7 +56,7 @@ class Folding:
         self._statistics = (
             closed_form.RoundStatistics(model.manifest, model.weights, spec, model.round) if spec else None
         )
-        self._trained = shortages.TrainedClasses(model.manifest.strata)
+        self._trained = shortages.TrainedClasses(model.manifest.strata) if rests else None
         self._mixed = len(kinds) > 1 and self._statistics is not None
 
     def parted(self, update: Update) -> tuple[Update, Statistics | None]:
@@ -100,7 +102,7 @@ class Folding:
     def trained_on(self, kind: str, form: str, statistics: Statistics, devices: int = 1) -> None:
         """Note the classes that a device, or a sum of `devices`, trained on with this form of a kind."""
         strategy = variant_named(self._kinds[kind], form)
-        if strategy.traits.trains_extractor:
+        if self._trained is not None and strategy.traits.trains_extractor:
             richest = next(iter(next(iter(self._kinds.values())).variants()))
             self._trained.add(statistics.sums.counts, devices, strategy == richest)
 
@@ -171,13 +173,12 @@ class Folding:
         """
         if self._statistics is None:
             return merged, ""
-        memory = merged.carried.memory
+        memory = dict(merged.carried.memory)
         pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NO_TENSORS))
-        memories = {
-            closed_form.MEMORY: pool.kept(),
-            shortages.MEMORY: self._trained.after(self.remembered(shortages.MEMORY)),
-        }
-        carried = replace(merged.carried, memory={**memory, **memories})
+        memory = {**memory, closed_form.MEMORY: pool.kept()}
+        if self._trained is not None:
+            memory[shortages.MEMORY] = self._trained.after(self.remembered(shortages.MEMORY))
+        carried = replace(merged.carried, memory=memory)
         merged = replace(merged, carried=carried, closed_form=served)
         if not served or not self._hold_out:
             return replace(merged, served=served or merged.served), why

@@ -210,19 +210,20 @@ def solve_head(
     few = np.trace(np.linalg.solve(shrunk, covariance)) / (2 * np.maximum(1, counts[present]))
     quadratic = np.einsum("cd,cd->c", weights[present], means) / 2
     bias[present] = -quadratic + np.log(counts[present] / counts.sum()) + few
-    temperature = _temperature(means @ weights[present].T + bias[present], counts.sum())
+    margins = _margins(means @ weights[present].T + bias[present])
+    temperature = columns.temperature_of(margins, counts.sum())
     weights[present] /= temperature
     bias[present] /= temperature
     return weights, bias
 
 
-def _temperature(logits: NDArray[np.float64], samples: float) -> float:
-    """The temperature of the head, T above, from its logits at the class means (classes, classes)."""
-    if len(logits) < 2:
-        return 1.0
-    own = logits.diagonal()
-    rivals = np.where(np.eye(len(own), dtype=bool), -np.inf, logits).max(axis=1)
-    return max(1.0, float(np.mean(own - rivals) / np.log(max(2.0, samples))))
+def _margins(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far the logit of each class is above all others at its mean: (classes,), or (0,) of one class."""
+    own: NDArray[np.float64] = logits.diagonal()
+    if len(own) < 2:
+        return own[:0]
+    rivals: NDArray[np.float64] = np.where(np.eye(len(own), dtype=bool), -np.inf, logits).max(axis=1)
+    return own - rivals
 
 
 def rarest_classes(memory: Tensors) -> tuple[int, ...]:

@@ -126,5 +126,10 @@ def discriminants(moments: JointMoments, columns: int) -> Head:
         weights[column], half = w, float(w @ apart) / 2
         bias[column] = prior - float(w @ (middle + (0.5 - share) * apart))
         margins += [half + prior, half - prior]
-    temperature = max(1.0, float(np.mean(margins)) / np.log(max(2.0, samples))) if margins else 1.0
+    temperature = temperature_of(np.array(margins), samples)
     return weights / temperature, bias / temperature
+
+
+def temperature_of(margins: NDArray[np.float64], samples: float) -> float:
+    """T of `closed_form`, from how far the right logits are above the others at the means; 1 without any."""
+    return max(1.0, float(np.mean(margins)) / np.log(max(2.0, samples))) if len(margins) else 1.0

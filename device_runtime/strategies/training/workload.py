@@ -62,11 +62,7 @@ def head_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
 def too_few_of_each(load: Workload, smallest: int) -> str:
     """Why nothing can be sent by class if a class needs `smallest` samples; empty if something can."""
     most = max(load.class_counts, default=0)
-    return (
-        ""
-        if most >= smallest
-        else f"a class needs {smallest} samples to be sent, the largest here has {most}"
-    )
+    return "" if most >= smallest else f"needs {smallest} samples of a class, the largest here has {most}"
 
 
 def passes(load: Workload, **samples: float) -> tuple[GraphPass, ...]:

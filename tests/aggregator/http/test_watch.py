@@ -62,6 +62,16 @@ def test_figures_are_summed_by_kind_and_what_was_not_measured_is_null(clock):
     assert watch.live().online == 0
 
 
+def test_a_device_of_which_nothing_is_wanted_rests(clock):
+    watch = TaskWatch("digits", clock)
+    watch(RoundOpened(2, ("full",), 60.0))
+    watch(DeviceSeen("pi", True, "pi-zero", 12, "onnx", 2**29, 80))
+    for reason, doing in (("rests: nothing wanted (..)", "rests"), ("full needs 9 s", "sits out")):
+        watch(PlanReported("pi", 2, "", 0.0, 0, 0.0, (reason,)))
+        (device,) = watch.devices(DeviceFilter()).devices
+        assert (device.doing, device.why) == (doing, reason)
+
+
 def test_a_device_is_shown_as_it_was_last_heard(clock):
     watch = TaskWatch("digits", clock)
     clock.now = 5.0

@@ -5,8 +5,8 @@ import pytest
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.merging.merge_round import open_family
 from device_runtime.aggregator.tasks import task as tasks
-from device_runtime.aggregator.tasks.feasible import unused_reason, with_members
-from device_runtime.aggregator.tasks.kind_settings import KindSettings
+from device_runtime.aggregator.tasks.feasible import trained_parts, unused_reason, with_members
+from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies.kinds import registry
@@ -72,7 +72,11 @@ def test_the_default_kinds_train_the_parts_of_the_bundle_and_none_where_there_ar
     assert narrower["width-slice"] == ("width-0.5",)
     plain = with_members(task, ())
     assert [kind.name for kind in plain.kinds] == list(registry.DEFAULT_KINDS)
-    assert (task.order, plain.order) == ("listed", "gain")
+    assert (task.order, plain.order, with_members(task, ("width-0.5",)).order) == (
+        "default",
+        "gain",
+        "listed",
+    )
     offered = [registry.read(kind) for kind in plain.offer_kinds(1)]
     assert [form.variant for form in offered if form.name == "full"] == [
         "",
@@ -80,6 +84,14 @@ def test_the_default_kinds_train_the_parts_of_the_bundle_and_none_where_there_ar
         "epochs=2",
         "epochs=1",
     ]
+
+
+def test_a_task_that_names_the_default_kinds_has_all_of_them_as_listed():
+    task = Task(bundle="b", kinds=kinds_named(registry.OFFERED_KINDS))
+    assert with_members(task, ()) == task
+    main = Bundle.open(shipped_folder("digits-wrn-10-1"))
+    assert list(trained_parts(task, main)) == ["width-0.5"]
+    assert [kind.name for kind in with_members(task, ("width-0.5",)).kinds] == list(registry.OFFERED_KINDS)
 
 
 def test_parts_are_for_kinds_that_train_parts(make_task):

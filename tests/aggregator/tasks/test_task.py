@@ -26,6 +26,31 @@ def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_ba
     }
 
 
+def test_a_task_that_names_no_kinds_is_told_from_one_that_names_the_same_ones(tmp_path):
+    none, same = Task(bundle="b"), Task(bundle="b", kinds=kinds_named(registry.OFFERED_KINDS))
+    assert (none.kinds, none.order, same.order) == (same.kinds, "default", "listed")
+    for task in (none, same):
+        longer = msgspec.structs.replace(task, rounds=7)
+        again = tasks.decode(longer.json())
+        assert (again.order, again.json()) == (task.order, longer.json())
+    file = tmp_path / "task.toml"
+    file.write_text('bundle = "b"\n')
+    assert tasks.load(file, {}).order == "default"
+    assert tasks.load(file, {}, registry.OFFERED_KINDS).order == "listed"
+
+
+def test_other_kinds_in_a_task_that_named_none_are_preferred_as_listed():
+    none, two = Task(bundle="b"), kinds_named(["class-means", "full"])
+    assert none.naming(two).order == msgspec.structs.replace(none, kinds=two).order == "listed"
+    assert none.naming(none.kinds).order == "listed"
+    assert Task(bundle="b", kinds=two, order="gain").naming(two).order == "gain"
+
+
+def test_an_order_without_kinds_is_refused(tmp_path):
+    with pytest.raises(TaskError, match="order has no effect without kinds: give both, or neither"):
+        tasks.load(None, {"bundle": "b", "order": "gain"})
+
+
 def test_a_kind_that_is_alone_keeps_its_papers_settings():
     for name in ("few-shot", "class-means"):
         assert kinds_named([name])[0].strategy == registry.make(name)

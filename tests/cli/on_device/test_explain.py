@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from device_runtime.aggregator.tasks.feasible import trained_parts, with_members
+from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli import main
 from device_runtime.device.policy import work_gate
 from device_runtime.device.policy.rules import AllowList, Policy
+from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.strategies.kinds import registry
 
 CLUB, OTHER = (f"{name}={digits * 32}" for name, digits in (("club", "5b"), ("other", "7c")))
@@ -59,3 +62,23 @@ def test_the_rules_of_a_device_for_masks_are_told(explained, tmp_path):
     why = explained(*task, "--mask-helpers", OTHER)["class-means"]["why"]
     assert why == f"its updates are masked for other={'7c' * 8}, the owner allows club={'5b' * 8}"
     assert explained(*task, "--mask-helpers", CLUB)["class-means"]["taken"]
+
+
+def test_it_plans_for_the_kinds_and_the_order_of_a_task_that_names_none(explained):
+    bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))
+    task = with_members(Task(bundle="digits-wrn-10-1"), tuple(trained_parts(Task(bundle="b"), bundle)))
+    labels = [f"{form.name} {form.variant}".rstrip() for form in task.preferred(1)]
+    assert list(explained()) == labels
+    assert [name.split(" ")[0] for name in explained("--kinds", "width-slice,full")][:2] == [
+        "width-slice"
+    ] * 2
+
+
+def test_it_says_when_the_device_would_rest(capsys):
+    says = 'If the task has rest = "on", it rests in rounds that want nothing of its classes'
+    for words, least in (("full", ""), ("class-means", "10%"), ("full,class-means", "")):
+        assert main([*TASK, "--kinds", words, "--head", "closed-form"]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(says)]
+        assert lines == ([f"{says}, and takes part in {least} of them."] if least else [])
+    assert main([*TASK, "--kinds", "class-means", "--head", "trained"]) == 0
+    assert says not in capsys.readouterr().out

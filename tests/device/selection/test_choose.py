@@ -175,10 +175,19 @@ def test_a_bundle_without_training_graphs_leaves_the_kinds_that_need_none(load):
     assert plan.straggler.straggler
 
 
+def test_a_device_that_could_not_fetch_the_main_model_is_a_straggler_in_a_whole_sentence(load):
+    kinds = [registry.make("width-slice", {"members": ["half"]})]
+    plan = choose(device(1e12), kinds, {"half": load}, 60.0, unfetched_loads={MAIN: load})
+    assert plan.verdict == (
+        "A straggler for this task (a full update needs the main model, which was not fetched); "
+        "it sends width-slice half."
+    )
+
+
 @pytest.mark.parametrize(
     ("flops_per_s", "says"),
     [
-        (1e12, "width-slice half its model was not fetched"),
+        (1e12, "width-slice half needs its own model, which was not fetched"),
         (1e8, r"width-slice half needs 8\d\.\d s and has 2\.7 s"),
     ],
 )

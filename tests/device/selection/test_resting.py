@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.broker.wire.messages import Shortages
 from device_runtime.device.selection.choose import Candidate, UpdateChoice
-from device_runtime.device.selection.resting import RestRule
+from device_runtime.device.selection.resting import RestRule, least_percent
 from device_runtime.profiles import StragglerVerdict
 from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds import registry
@@ -50,6 +50,11 @@ def test_a_full_update_and_a_device_that_sits_out_are_never_at_rest(load):
     assert rule.reason(plan("full", FAST), of) == ""
     assert rule.reason(replace(plan("full"), chosen=None), of) == ""
     assert rule.reason(plan("class-means", FAST), of).startswith("rests: nothing wanted (class-means brings")
+
+
+def test_the_lowest_probability_depends_on_whether_the_extractor_is_trained():
+    plans = (plan("class-means", FAST), plan("full"), plan("full", FAST), replace(plan("full"), chosen=None))
+    assert [least_percent(each) for each in plans] == [10, 30, 100, 100]
 
 
 def test_a_device_does_not_rest_where_classes_are_others_than_those_it_knows_of_its_samples(load):

@@ -81,7 +81,7 @@ def test_a_device_without_samples_sits_out_and_has_spent_its_download(bundle):
     devices = FleetState(fleet, none, {"": bundle.manifest})
     line = devices.ask(0, AskConditions(now=0.0, closes_at=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
     assert (line.fate, line.bytes_down, line.bytes_up, line.flops) == ("sat out", 1000, 0, 0.0)
-    assert line.outcome.reasons == ("class-means there is no local data",)
+    assert line.outcome.reasons == ("class-means has no local data",)
 
 
 def test_scalars_after_the_first_that_were_accepted_are_charged_what_few_bytes_take(bundle):

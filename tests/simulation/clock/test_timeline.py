@@ -263,7 +263,7 @@ def test_where_no_member_fits_it_has_fetched_the_main_model_and_sits_out():
     kinds = (OfSize(epochs=2, batch=32), OfSize(epochs=2, batch=32, of="small"))
     line = timeline(DEVICE, loads, replace(conditions(closes_at=13.0), kinds=kinds))
     assert (line.member, line.fate, line.bytes_down) == ("", "sat out", 40_000)
-    assert line.outcome.reasons[-1] == "full small is not here"
+    assert line.outcome.reasons[-1] == "full needs the model small, which is not here"
 
 
 def test_a_download_that_is_cut_off_has_not_fetched_the_base():

@@ -16,6 +16,7 @@ from device_runtime.simulation.history.metrics import tally
 from device_runtime.simulation.report.canvas import read_comparison
 from device_runtime.simulation.report.write import (
     refused,
+    resting,
     sitting_out,
     with_notes,
     without_stragglers,
@@ -274,6 +275,14 @@ def test_a_group_that_sat_out_all_asks_is_named_with_the_reason(comparison, ask)
     lines = sitting_out(with_asks(compared, lambda _: [ask(group="fast"), out, out]))
     assert lines == ["choose: group slow sat out 2 of 2 asks, at first because: full needs 61 s and has 10 s"]
     assert sitting_out(with_asks(compared, lambda _: [out, ask(group="slow")])) == []
+
+
+def test_how_often_stragglers_rested_is_said_of_policies_in_which_some_did(comparison, ask):
+    compared = read_comparison(comparison(seeds=1))
+    asks = {"choose": [ask(), ask(fate="rested", kind=""), ask(fate="rested", kind="")], "drop": [ask()]}
+    assert resting(with_asks(compared, asks.__getitem__)) == [
+        "choose: stragglers rested in 2 of 3 asks, as nothing of their classes was wanted"
+    ]
 
 
 def test_a_policy_that_failed_stays_in_the_tables_with_its_reason(comparison):

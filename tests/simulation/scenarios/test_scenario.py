@@ -98,6 +98,18 @@ def test_settings_that_came_later_are_written_only_where_they_are_used():
     assert "groups" not in whole["data"]
 
 
+def test_tasks_that_name_no_kinds_are_written_as_before_and_told_from_those_that_name_the_same():
+    none = scenario.load("digits")
+    assert "order" not in msgspec.json.decode(none.json())["task"]
+    assert scenario.decode(none.json()).task.order == "default"
+    same = msgspec.structs.replace(none, task=none.task.naming(none.task.kinds))
+    assert msgspec.json.decode(same.json())["task"]["order"] == "listed"
+    assert scenario.decode(same.json()) == same
+    alone = msgspec.structs.replace(none, task=none.task.naming(none.task.kinds[:1]))
+    assert "order" not in msgspec.json.decode(alone.json())["task"]
+    assert scenario.decode(alone.json()) == alone
+
+
 def test_what_groups_hold_is_in_a_scenario_s_json():
     loaded = scenario.load("straggler-classes")
     assert scenario.decode(loaded.json()) == loaded

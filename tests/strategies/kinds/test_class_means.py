@@ -163,4 +163,4 @@ def test_a_device_whose_classes_are_all_too_small_does_not_offer_class_means(mod
     load = workload(model.manifest, (1, 4, 0, 0, 0, 0, 0, 0, 0, 0))
     assert ClassMeans(smallest_count=4).infeasible_reason(load) == ""
     why = ClassMeans(smallest_count=5).infeasible_reason(load)
-    assert why == "a class needs 5 samples to be sent, the largest here has 4"
+    assert why == "needs 5 samples of a class, the largest here has 4"

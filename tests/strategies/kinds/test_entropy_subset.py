@@ -35,7 +35,7 @@ def test_hardening_changes_who_is_uncertain():
         (12, 0.5, "would train on 6 of 12 samples, expected 10 or more"),
         (19, 0.5, ""),
         (4, 1.0, ""),
-        (0, 0.5, "there is no local data"),
+        (0, 0.5, "has no local data"),
     ],
 )
 def test_a_form_that_would_train_on_too_few_samples_is_not_fit(bundle, samples, share, why):

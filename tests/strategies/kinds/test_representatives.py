@@ -139,7 +139,7 @@ def test_a_bundle_without_maps_of_the_level_is_not_affordable_and_refused_by_the
 def test_more_samples_than_may_be_sent_do_not_suit_sending_all(cnn, digits):
     load = workload(cnn.manifest, digits.class_counts(10))
     kind = Representatives(select="all", most_maps=100)
-    assert kind.infeasible_reason(load) == "there are 240 samples, at most 100 maps are sent"
+    assert kind.infeasible_reason(load) == "sends at most 100 maps, there are 240 samples"
     assert replace(kind, select="clusters").infeasible_reason(load) == ""
 
 

@@ -170,12 +170,12 @@ def trained(request, exported):
     return OnnxModel(bundle), RoundModel(bundle.manifest, bundle.weights(), round=1, seed=5)
 
 
-def round_of(trained, parts, run, settings=None, carried=None, kind="class-means"):
+def round_of(trained, parts, run, settings=None, carried=None, kind="class-means", rests=False):
     """One round of devices that send this kind, merged."""
     model, base = trained
     wish = {"statistics": settings or {"samples": 0}}
     kinds = {name: registry.make(name, wish) for name in ("full", "class-means")}
-    folding = Folding(kinds, base, carried or CarriedState())
+    folding = Folding(kinds, base, carried or CarriedState(), rests=rests)
     for number, part in enumerate(parts):
         update = kind_statistics.train(kinds[kind], model, part, run(f"pi-{number}"))
         assert set(update.tensors) >= {class_statistics.ROWS}
@@ -207,11 +207,19 @@ def test_the_served_head_of_every_loss_is_better_than_the_untrained_one(trained,
 
 def test_updates_that_train_are_counted_by_stratum(trained, run):
     _, base = trained
-    merged, _ = round_of(trained, cut(data_of(base.manifest, 120), 3), run, kind="full")
+    parts = cut(data_of(base.manifest, 120), 3)
+    merged, _ = round_of(trained, parts, run, kind="full", rests=True)
     memory = merged.carried.memory[shortages.MEMORY]
     assert memory["trained"].shape == (base.manifest.strata,)
     assert memory["trained"].sum() == pytest.approx(3)
     assert memory["richest"] == 3
+    assert shortages.MEMORY not in round_of(trained, parts, run, kind="full")[0].carried.memory
+
+
+def test_the_temperature_is_that_of_the_mean_margin_and_at_least_1():
+    """Margins of 6 and 10 on exp(4) samples: 8 / 4."""
+    assert columns.temperature_of(np.array([6.0, 10.0]), np.exp(4)) == pytest.approx(2)
+    assert [columns.temperature_of(np.array(flat), np.exp(4)) for flat in ([1.0, 3.0], [])] == [1, 1]
 
 
 def test_a_resumed_pool_goes_on_to_the_bit_and_late_statistics_count(trained, run):

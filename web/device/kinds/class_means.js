@@ -37,7 +37,7 @@ export class ClassMeans extends StrategyDefaults {
   unfit(workload) {
     const smallest = Math.max(this.settings.smallest_count, this.statistics?.smallest_count ?? 0);
     const most = Math.max(0, ...workload.classCounts);
-    const few = most >= smallest ? "" : `a class needs ${smallest} samples to be sent, the largest here has ${most}`;
+    const few = most >= smallest ? "" : `needs ${smallest} samples of a class, the largest here has ${most}`;
     return super.unfit(workload) || few;
   }
 

@@ -43,7 +43,7 @@ export class FewShot extends StrategyDefaults {
   unfit({ classCounts, samples }) {
     const present = classCounts.filter((count) => count > 0).length;
     const least = this.settings.least_samples;
-    if (present < 2) return `a classifier needs 2 classes to tell apart, here is ${present}`;
+    if (present < 2) return `needs 2 classes to tell apart, here is ${present}`;
     return samples < least ? `would train on ${samples} samples, expected ${least} or more` : "";
   }
 

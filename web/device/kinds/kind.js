@@ -148,7 +148,7 @@ export class StrategyDefaults {
    * @returns {string}
    */
   unfit(workload) {
-    return workload.samples ? "" : "there is no local data";
+    return workload.samples ? "" : "has no local data";
   }
 
   /** @param {Workload} workload @returns {import("../cost.js").Work} */
