@@ -14,7 +14,7 @@ from device_runtime.broker.servers.broker_folder import AGGREGATOR_KEY
 from device_runtime.broker.servers.server import BrokerOptions
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions, Received
-from device_runtime.broker.wire.messages import Base, Contribution, Offer, Receipt, decode, encode
+from device_runtime.broker.wire.messages import Base, Contribution, Member, Offer, Receipt, decode, encode
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.kinds import registry
@@ -95,6 +95,61 @@ def test_bad_data_ends_the_device_in_one_line_and_the_others_go_on(serve, join, 
     assert {c["device"] for c in lines(tmp_path / "run" / "contributions.jsonl")} == {"a", "b"}
 
 
+PART = "width-0.5"
+"""The part of half its width that the shipped bundle has."""
+KIND_SETTINGS = {"width-slice": {"members": [PART]}}
+
+
+def test_devices_fetch_train_and_send_a_narrower_part_alone(serve, join, lines, bundle, tmp_path):
+    part, whole = (4 * of.manifest.num_parameters() for of in (bundle.parts()[PART], bundle))
+    with serve(rounds=3, kinds="width-slice") as service, join("a") as a, join("b") as b:
+        assert service.wait(600) == 0
+        assert (a.poll(), b.poll()) == (None, None)
+    counted = lines(tmp_path / "run" / "contributions.jsonl")
+    assert sorted((c["round"], c["device"]) for c in counted) == [
+        (n, name) for n in (1, 2, 3) for name in "ab"
+    ]
+    assert {c["kind"] for c in counted} == {"width-slice"}
+    assert (tmp_path / "a.log").read_text().count(f"it sends width-slice {PART}") == 1
+    for second in counted[2:4]:  # the bundle is there by then, and the last round has its final model
+        assert part < second["bytes_up"] < whole / 2
+        assert part < second["bytes_down"] < whole / 2
+
+
+@pytest.mark.slow
+def test_a_device_killed_while_it_trains_a_part_goes_on_and_the_model_is_as_without_that(
+    serve, join, lines, eventually, tmp_path
+):
+    """It is killed in rounds 1, 2 and 4, with its worker at work; each round has to count it once."""
+    slow, run = ("--as", "pi-5", "--slow", "60"), tmp_path / "run"
+    flags = {"rounds": 4, "kinds": "width-slice", "min-contributions": 2}
+
+    def closed():
+        return len(lines(run / "rounds.jsonl"))
+
+    def served():
+        return tensors.decode((run / "served.safetensors").read_bytes())
+
+    with serve(**flags) as service, join("a", *slow), join("b", *slow):
+        assert service.wait(900) == 0
+    expected = served()
+    for name in ("run", "a", "b"):
+        (tmp_path / name).rename(tmp_path / f"undisturbed-{name}")
+    with serve(**flags) as service, join("b", *slow):
+        for before in (0, 1, 3):
+            with join("a", *slow) as device:
+                eventually(lambda n=before: closed() >= n and psutil.Process(device.pid).children())
+                assert closed() == before
+                device.kill()
+        with join("a", *slow):
+            assert service.wait(900) == 0
+    counted = Counter((c["round"], c["device"]) for c in lines(run / "contributions.jsonl"))
+    assert counted == {(number, name): 1 for number in (1, 2, 3, 4) for name in "ab"}
+    assert served().keys() == expected.keys()
+    for name, value in served().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
 def test_a_wrong_password_is_said_in_one_line(digits_in, program, tmp_path):
     running = brokers.start("auto", BrokerOptions(users={"pi": "secret", "aggregator": "other"}))
     try:
@@ -138,6 +193,12 @@ class ScriptedAggregator:
         self.contents = {blob_of(packed).sha: packed, blob_of(weights).sha: weights}
         self.base = Base(checkpoint=(blob_of(weights),), sha=blob_of(weights).sha)
         self.bundle = blob_of(packed)
+        self.family = ()
+        for name, part in bundle.parts().items():
+            packed, weights = part.packed(), tensors.encode(part.weights())
+            self.contents |= {blob_of(packed).sha: packed, blob_of(weights).sha: weights}
+            base = Base(checkpoint=(blob_of(weights),), sha=blob_of(weights).sha)
+            self.family = (*self.family, Member(name, blob_of(packed), base))
 
     def offer(self, number, kinds):
         return Offer(
@@ -149,7 +210,8 @@ class ScriptedAggregator:
             remaining_s=120.0,
             bundle=self.bundle,
             base=self.base,
-            kinds=tuple(registry.write(registry.make(kind)) for kind in kinds),
+            kinds=tuple(registry.write(registry.make(kind, KIND_SETTINGS.get(kind))) for kind in kinds),
+            family=self.family,
         )
 
     def answer(self, kinds, timeout_s=120):
@@ -184,7 +246,7 @@ class ScriptedAggregator:
         self.link.publish(topics.down(device, "receipt"), encode(receipt))
 
 
-@pytest.mark.parametrize("kind", ["zeroth-order", "full"])
+@pytest.mark.parametrize("kind", ["zeroth-order", "full", "width-slice"])
 def test_a_contribution_without_receipt_survives_kill_9_of_the_device(
     broker, bundle, tmp_path, join, eventually, digits_in, kind
 ):
@@ -197,7 +259,7 @@ def test_a_contribution_without_receipt_survives_kill_9_of_the_device(
     with join("a", data=data) as device:
         again = aggregator.answer([kind])
         assert (again.run, again.round, again.kind) == (first.run, first.round, first.kind)
-        assert (again.body, again.blob) == (first.body, first.blob)
+        assert (again.form, again.body, again.blob) == (first.form, first.body, first.blob)
         assert again.boot != first.boot
         aggregator.receipt("a", again)
         eventually(lambda: not list((tmp_path / "a" / "outbox").glob("*.msg")))

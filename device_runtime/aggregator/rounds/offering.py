@@ -151,8 +151,9 @@ class OfferPublisher:
 
         It is enough where only zeroth-order steps moved the base since the last offer. Otherwise the whole
         offer is published, and the first blocks of each new checkpoint are sent unasked; devices ask for the
-        rest. With a family of models all devices ask, as each may need another member. A round that asks a
-        cohort is offered to each of its devices; the first such round only replaces the retained offer.
+        rest. With a family of models, or parts of one, all devices ask, as each may need another member. A
+        round that asks a cohort is offered to each of its devices; the first such round only replaces the
+        retained offer.
         """
         if _draws(state, state.round):
             if not _draws(state, state.round - 1):
@@ -182,10 +183,11 @@ class OfferPublisher:
     def _push(self, state: RoundsState) -> None:
         """Send the first blocks of each new checkpoint of the base to the devices that are ready."""
         store, number = self._rounds.store, state.round
-        if self._rounds.task.family or not store.rounds.opened(number - 1):
+        if not store.rounds.opened(number - 1):
             return
-        base = store.rounds.start(number).base
-        if base.at:
+        start = store.rounds.start(number)
+        base = start.base
+        if self._rounds.task.family or start.carried.family or base.at:
             return
         checkpoint = store.rounds.start(number - 1).base.checkpoint
         for part in base.checkpoint:
