@@ -196,6 +196,7 @@ class KindResult:
     num_examples: samples behind the result.
     assigned: tensors that are put into the base as they are.
     refine: called with the base that all of the above made; gives tensors to replace in it.
+    right: how many samples that belong to no device a model classifies correctly, to judge `refine` by.
     family: the next bases of smaller models.
     teach: as `family`, made from the next base once it is final.
     memory: kept on the aggregator for the kind's next round; None: what was kept stays.
@@ -209,6 +210,7 @@ class KindResult:
     num_examples: float = 0.0
     assigned: Tensors | None = None
     refine: Callable[[Tensors], Tensors] | None = None
+    right: Callable[[Tensors], int] | None = None
     family: Mapping[str, Tensors] = field(default_factory=lambda: NO_FAMILY)
     teach: Callable[[Tensors], Mapping[str, Tensors]] | None = None
     memory: Tensors | None = None

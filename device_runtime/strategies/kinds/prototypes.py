@@ -76,9 +76,9 @@ class Prototypes(
     the plain mean over the devices that have the class (5.26, 5.29, 5.30). The thesis writes sums, in which
     beta 1 would weigh 1/64 of this; its table 5.9 (beta 0.01 at FedMD's level, 1 the best) fits means. With
     other kinds, the merged base is trained so, and the next base is `share` times the result plus (1 - share)
-    times the merged base (ours). Devices of one size share a base: the mean of their updates, weighted by
-    samples (ours; the thesis has one for each device, trained alone before the first round). Defaults:
-    section 5.6 (CIFAR-10), and table 4.1 for what it leaves open.
+    times the merged base (ours), in mixed rounds less (`merge`). Devices of one size share a base: the mean
+    of their updates, weighted by samples (ours; the thesis has one for each device, trained alone before the
+    first round). Defaults: section 5.6 (CIFAR-10), and table 4.1 for what it leaves open.
     """
 
     name: ClassVar[str] = "prototypes"
@@ -203,7 +203,12 @@ class Prototypes(
         for name in self.members:
             mean = state.updates[name].mean() if name in state.updates else {}
             family[name] = self._taught(state, name, {**model.family[name], **mean}, training)
-        return KindResult(refine=partial(self._refined, state, training), family=family)
+        return KindResult(
+            num_examples=sum(mean.most for mean in state.updates.values()),
+            refine=partial(self._refined, state, training),
+            right=partial(self._right, state),
+            family=family,
+        )
 
     def _training(self, state: PrototypesState) -> ServerTraining:
         """Training on both terms; objective `prototype` takes the sum over the prototypes of its second."""
@@ -239,6 +244,12 @@ class Prototypes(
             [spec.name for spec in teaching.trained_specs(state.model.manifest)],
         )
         return {name: after[name] * share + base[name] * (1 - share) for name in names}
+
+    def _right(self, state: PrototypesState, weights: Tensors) -> int:
+        """How many of the drawn samples a model classifies correctly: no teaching used their labels."""
+        model = teaching.tools_of(state.model, self.name)[0].model()
+        model.load(weights)
+        return int(np.sum(model.logits(state.drawn.x).argmax(axis=1) == state.drawn.y))
 
 
 def local_prototypes(

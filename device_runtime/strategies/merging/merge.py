@@ -65,7 +65,8 @@ def merge(
     2. `optimizer` steps towards that mean.
     3. Zeroth-order steps follow, scaled by their share of the samples behind all that moves the base (1 if
        there is nothing else).
-    4. Assigned tensors are set, then each kind refines the result, in order.
+    4. Assigned tensors are set, then each kind refines the result, in order. In `mixed` rounds the base goes
+       only as far as the kind's share of the samples, and stays where `right` says that this is worse.
 
     A base that is not finite is neither refined nor used to teach smaller models. The served model is the
     distributed one with the tensors that the most preferred kind serves; without any, it is the new base.
@@ -95,7 +96,7 @@ def merge(
             base, replayable = {**base, **result.assigned}, False
     for result in results:
         if result.refine is not None and all_finite(base):
-            base, replayable = {**base, **result.refine(base)}, False
+            base, replayable = _refined(base, result, moving if mixed else 0.0), False
     served = _served(results)
     return Merged(
         base=base,
@@ -104,6 +105,23 @@ def merge(
         replayable=replayable,
         carried=_carried(carried, kinds, {OPTIMIZER: moments, DAMPING_MEMORY: mean_weights}, base),
     )
+
+
+def _refined(base: dict[str, NDArray[Any]], result: KindResult, moving: float) -> dict[str, NDArray[Any]]:
+    """The base after a kind's `refine`; in part, or not at all, beside `moving` samples of other kinds.
+
+    Whole updates are worth more than what the aggregator learns from smaller models (ours): the model of one
+    small device replaced that of all others.
+    """
+    refined = {**base, **result.refine(base)} if result.refine is not None else base
+    if result.mean is not None or not (moving and result.num_examples):
+        return refined
+    share = np.float32(result.num_examples / (moving + result.num_examples))
+    refined = {
+        name: base[name] + share * (value - base[name]) if value.dtype.kind == "f" else value
+        for name, value in refined.items()
+    }
+    return base if result.right is not None and result.right(refined) < result.right(base) else refined
 
 
 def _served(results: Sequence[KindResult]) -> Tensors:

@@ -51,6 +51,24 @@ def test_zeroth_order_steps_are_taken_beside_the_mean_by_their_share_of_samples(
         np.testing.assert_allclose(mixed.base[name] - 1, (moved[name] - start) / 4, atol=1e-6)
 
 
+def test_what_smaller_models_teach_moves_a_mixed_round_by_their_share_of_its_samples(round_model):
+    """75 samples of whole updates at 1, 25 of smaller models that teach 5: the base is 1 + 0.25 (5 - 1)."""
+    names = round_model.manifest.names("all")
+    full = effect(1.0, names, 75, round_model)
+
+    def base(right=None, mixed=True):
+        lesson = {name: np.full_like(round_model.weights[name], 5) for name in names}
+        taught = KindResult(num_examples=25, refine=lambda _: lesson, right=right)
+        merged = merge(round_model, named(full, taught), mixed=mixed)
+        assert not merged.replayable
+        return [float(merged.base[name].max()) for name in names]
+
+    assert base() == [2.0] * len(names)
+    assert base(mixed=False) == [5.0] * len(names)
+    assert base(right=lambda weights: -int(weights[names[0]].max())) == [1.0] * len(names)
+    assert base(right=lambda weights: int(weights[names[0]].max())) == [2.0] * len(names)
+
+
 def test_all_five_kinds_of_one_round_make_one_better_model(model, digits, round_model, run):
     """One device of each kind, on a fifth of the digits each; the merged model beats the distributed one."""
     parts = np.array_split(np.arange(len(digits)), 5)
