@@ -46,7 +46,7 @@ def add_connection(
 
 
 def add_emulation(parser: argparse.ArgumentParser) -> None:
-    """Add `--as`, `--slow`, `--memory`, `--uplink`."""
+    """Add `--as`, `--slow`, `--memory`, `--uplink`, `--downlink`."""
     parser.add_argument(
         "--as",
         dest="emulated",
@@ -64,6 +64,9 @@ def add_emulation(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--uplink", type=positive, metavar="BYTES_PER_S", help="Narrow the link upwards, with --as."
+    )
+    parser.add_argument(
+        "--downlink", type=positive, metavar="BYTES_PER_S", help="Narrow the link downwards, with --as."
     )
 
 
@@ -118,10 +121,10 @@ def engine_settings(options: argparse.Namespace) -> EngineSettings:
 def emulation(options: argparse.Namespace) -> Emulation | None:
     """The device to emulate, if any. Raises ProfileError for one whose profile is not shipped."""
     if options.emulated is None:
-        if options.slow != 1 or options.uplink:
-            raise ProfileError("--slow and --uplink need --as DEVICE, which they change")
+        if options.slow != 1 or options.uplink or options.downlink:
+            raise ProfileError("--slow, --uplink and --downlink need --as DEVICE, which they change")
         return None
-    return Emulation.of(options.emulated, options.slow, options.uplink)
+    return Emulation.of(options.emulated, options.slow, options.uplink, options.downlink)
 
 
 def memory_bytes(options: argparse.Namespace) -> int | None:

@@ -195,11 +195,15 @@ class Emulation:
     time: Time | None = None
 
     @classmethod
-    def of(cls, name: str, slow: float = 1.0, uplink: float | None = None) -> Emulation:
-        """A shipped profile by name, with changes; `uplink` in bytes per second. Raises ProfileError."""
+    def of(
+        cls, name: str, slow: float = 1.0, uplink: float | None = None, downlink: float | None = None
+    ) -> Emulation:
+        """A shipped profile by name, with changes; the link in bytes per second. Raises ProfileError."""
         profile = shipped(name)
         speed = replace(profile.speed, flops_per_s=profile.speed.flops_per_s / slow)
-        bandwidth = profile.bandwidth if uplink is None else Bandwidth(uplink, profile.bandwidth.down, "set")
+        bandwidth = profile.bandwidth
+        if uplink is not None or downlink is not None:
+            bandwidth = Bandwidth(uplink or bandwidth.up, downlink or bandwidth.down, "set")
         return cls(replace(profile, speed=speed, bandwidth=bandwidth), slow)
 
     def transfer(self, up: int = 0, down: int = 0) -> None:

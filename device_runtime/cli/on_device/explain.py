@@ -216,8 +216,10 @@ def _shipped(options: argparse.Namespace) -> DeviceProfile:
     """The profile of --board. Raises ProfileError."""
     from device_runtime.profiles import ProfileError, shipped
 
-    if options.emulated or options.memory or options.uplink or options.slow != 1:
-        raise ProfileError("--board is a complete profile: omit --as, --slow, --memory and --uplink")
+    if options.emulated or options.memory or options.uplink or options.downlink or options.slow != 1:
+        raise ProfileError(
+            "--board is a complete profile: omit --as, --slow, --memory, --uplink and --downlink"
+        )
     return shipped(options.board)
 
 

@@ -162,7 +162,9 @@ def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> Measure
     from device_runtime.device.measurement.measure_one import EmulatedDevice, MeasuredDevice
     from device_runtime.models.bundles.manifest import ARENA_FACTOR
 
-    emulated = EmulatedDevice(options.emulated, options.slow, options.uplink) if options.emulated else None
+    emulated = None
+    if options.emulated:
+        emulated = EmulatedDevice(options.emulated, options.slow, options.uplink, options.downlink)
     settings = replace(engine_settings(options), run_bytes=speed.run_bytes // ARENA_FACTOR)
     return MeasuredDevice(speed, settings, memory_bytes(options), emulated, options.meter, idle_w)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -98,7 +100,7 @@ def _run(options: argparse.Namespace) -> int:
             runs.append(perform(policy, setting, folder / f"{policy.name}-{setting.seed}", _view))
     save(runs, folder / "runs.jsonl")
     draw(runs, folder / "demo.png")
-    _report(runs)
+    _report(runs, scale)
     print(f"took {time.monotonic() - began:.0f} s; picture in {folder}/demo.png")
     print(f"why each device sent what it did: {folder}/mixed-0/contributions.csv")
     return 0
@@ -127,8 +129,8 @@ def _say_what_is_run(
         f"{own}. The others share {_listed(shared.digits)}.\n"
         f"{len(fleet)} device processes, {options.rounds} rounds of at most {deadline_s:.3g} s. "
         f"Each of {len(FLEET)} pretends to be a board or phone and is slowed to its speed,\n"
-        f"{SLOW:g} times over, so that the digits weigh as a real task would: the weak ones have no time for "
-        "a full update.\n"
+        f"{SLOW:g} times over, so that the digits weigh as a real task would: the weak ones lack the time or "
+        "the link for a full update.\n"
         f"{busy if scale > 1 else ''}"
         f"{more if options.javascript else ''}"
         "First every device sends the richest update that it can afford; then the same fleet at the same "
@@ -152,8 +154,13 @@ def _view(broker: str) -> ConsoleView:
     return TerminalView(broker)
 
 
-def _report(runs: list[DemoRun]) -> None:
-    """Prints the recall of digits by who holds them, of all devices and with stragglers dropped."""
+def _report(runs: list[DemoRun], scale: float = 1.0) -> None:
+    """Prints what devices sent, and the recall of digits by who holds them, mixed and dropped.
+
+    Energy is that of boards that are not slower by `scale`.
+    """
+    print("\nWhat each device chose of the same offer, and why no more")
+    print(tabulate(_choices([run for run in runs if run.policy == "mixed"]), CHOICE, disable_numparse=True))
     print("\nHow many test samples of a digit are recognised, by who holds its training samples")
     by_policy = [[run for run in runs if run.policy == policy.name] for policy in POLICIES]
     rows: list[tuple[str, ...]] = []
@@ -169,8 +176,27 @@ def _report(runs: list[DemoRun]) -> None:
     headers = ("digits", "held by", *(policy.name for policy in POLICIES), "difference")
     print(tabulate(rows, headers, disable_numparse=True))
     energies = [mean(sum(r.energy_j for r in run.rounds) for run in own) for own in by_policy]
-    cost = f"{energies[0] - energies[1]:+.0f} J (modelled)"
+    cost = f"{(energies[0] - energies[1]) / scale:+.0f} J (modelled)"
     print(f"Leaving no device behind is worth {gain} points of accuracy, at {cost}.")
+
+
+MOSTLY = re.compile(r"needs .* s and has .* s \(mostly (.*)\)")
+CHOICE = ("device", "emulates", "limited to", "sent", "because a full update")
+
+
+def _choices(runs: list[DemoRun]) -> list[tuple[str, ...]]:
+    """A row for each device: what it sent how often, and why no full update."""
+    rows: list[tuple[str, ...]] = []
+    for device in runs[0].fleet:
+        own = [c for run in runs for c in run.contributions if c.device == device.name]
+        sent = Counter(c.kind for c in own).most_common()
+        why = next((c.why for c in reversed(own) if c.why and c.kind == sent[0][0]), "")
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sent) or "nothing"
+        reason = why.split("; ")[0].removeprefix("full ")
+        if too_long := MOSTLY.fullmatch(reason):
+            reason = f"takes too long, mostly {too_long[1]}"
+        rows.append((device.name, device.label, device.limits, kinds, reason or ("fits" if own else "")))
+    return rows
 
 
 def _points(share: float, other: float) -> str:

@@ -40,6 +40,7 @@ class EmulatedDevice:
     name: str
     slow: float = 1.0
     uplink: float | None = None
+    downlink: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class MeasuredDevice:
     @property
     def emulation(self) -> Emulation | None:
         other = self.emulated
-        return None if other is None else Emulation.of(other.name, other.slow, other.uplink)
+        return None if other is None else Emulation.of(other.name, other.slow, other.uplink, other.downlink)
 
 
 @dataclass(frozen=True)

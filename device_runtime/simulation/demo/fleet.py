@@ -17,6 +17,7 @@ from device_runtime.strategies.kinds.class_means import ClassMeans
 from device_runtime.strategies.kinds.entropy_subset import EntropySubset
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.few_shot import FewShot
+from device_runtime.strategies.kinds.width_slice import WidthSlice
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 
 SLOW = 20.0
@@ -37,7 +38,8 @@ class DemoDevice:
 
     profile: the shipped profile that it emulates; without a profile it runs the browser's modules in Node, at
     the speed of this machine.
-    uplink: in bytes per second, if it is narrow.
+    uplink, downlink: in bytes per second, if the link is narrow.
+    smallest_count: the owner's rule, if any: nothing may be sent of classes with fewer samples.
     digits: the digits of which it has every sample; a device without any shares the digits that no device has
     alone.
     """
@@ -45,6 +47,8 @@ class DemoDevice:
     name: str
     profile: str = ""
     uplink: float | None = None
+    downlink: float | None = None
+    smallest_count: int | None = None
     digits: tuple[int, ...] = ()
 
     @property
@@ -52,21 +56,33 @@ class DemoDevice:
         """The profile or JavaScript, for tables and plots."""
         return self.profile or "JavaScript"
 
+    @property
+    def limits(self) -> str:
+        """What narrows its choice beside the board, in words."""
+        rates = [
+            f"{rate / 1000:g} kB/s {way}" if rate >= 1000 else f"{rate:g} B/s {way}"
+            for rate, way in ((self.uplink, "up"), (self.downlink, "down"))
+            if rate
+        ]
+        rule = self.smallest_count and [f"owner: no class of fewer than {self.smallest_count} samples"]
+        return "; ".join([", ".join(rates), *(rule or [])]).strip("; ")
+
 
 FLEET = (
     DemoDevice("phone-a", "phone-high"),
     DemoDevice("phone-b", "phone-high"),
-    DemoDevice("board-a", "pi-5"),
-    DemoDevice("board-b", "pi-5"),
-    DemoDevice("phone-c", "phone-mid"),
+    DemoDevice("board", "pi-5"),
+    DemoDevice("tracker", "phone-mid", uplink=90e3, downlink=90e3),
+    DemoDevice("station", "pi-5", uplink=300.0, smallest_count=200),
     DemoDevice("jetson", "jetson-nano", digits=(6,)),
-    DemoDevice("buoy", "jetson-nano", uplink=300.0, digits=(7,)),
+    DemoDevice("buoy", "jetson-nano", uplink=300.0, digits=(5, 7)),
     DemoDevice("pi-zero", "pi-zero-2w", digits=(8, 9)),
 )
-"""Two strong devices, three medium ones, and three stragglers, which hold digits that no other device has.
+"""Three fast devices, and five stragglers, of which three hold digits that no other device has.
 
-The stragglers are too slow for a full update (jetson, pi-zero), or too slow and behind a satellite modem of
-300 bytes per second (buoy).
+The stragglers are too slow for a full update (jetson, pi-zero), have a link too slow for the whole network
+(tracker), or a satellite modem of 300 bytes per second (station, buoy). The owner of the station lets nothing
+be sent by class.
 """
 
 
@@ -90,7 +106,7 @@ def holders(fleet: tuple[DemoDevice, ...]) -> tuple[Holders, ...]:
     own = {digit for holder in alone for digit in holder.digits}
     others = tuple(device.name for device in fleet if not device.digits)
     shared = tuple(digit for digit in range(10) if digit not in own)
-    return (Holders(f"the {len(others)} fast", shared, others), *alone)
+    return (Holders(f"the {len(others)} others", shared, others), *alone)
 
 
 def offered(strategy: AnyStrategy, from_round: int = 1) -> KindSettings:
@@ -101,11 +117,12 @@ def offered(strategy: AnyStrategy, from_round: int = 1) -> KindSettings:
 MIXED = (
     offered(FedAvg(epochs=EPOCHS, batch=32)),
     offered(EntropySubset(shares=(0.5, 0.25, 0.1), epochs=EPOCHS, batch=32)),
+    offered(WidthSlice(epochs=EPOCHS, batch=32)),
     offered(FewShot(), from_round=2),
     offered(ClassMeans(head="trained")),
     offered(ZerothOrder(lr=1e-3)),
 )
-"""All kinds, for every device.
+"""All kinds of the default offers, for every device.
 
 Few-shot heads are offered from round 2 on, as in FedFSC, and are not merged into the base: the served head is
 made of class statistics.

@@ -65,12 +65,12 @@ def _accuracy(axes: Any, runs: list[DemoRun]) -> None:
 
 def _participation(axes: Any, run: DemoRun) -> None:
     names = [member.name for member in run.fleet]
-    for kind, colour in canvas.KINDS.items():
+    for kind in (kind for kind in KINDS if any(c.kind == kind for c in run.contributions)):
         own = [c for c in run.contributions if c.kind == kind]
         axes.scatter(
             [c.round for c in own],
             [names.index(c.device) for c in own],
-            color=colour,
+            color=canvas.kind_colour(kind),
             marker="s",
             s=90,
             label=kind,
@@ -81,7 +81,7 @@ def _participation(axes: Any, run: DemoRun) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_yticks(range(len(names)), [f"{m.name} ({m.label})" for m in run.fleet])
     axes.invert_yaxis()
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=5, fontsize=8, columnspacing=1.0)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=6, fontsize=8, columnspacing=1.0)
 
 
 def _bytes(axes: Any, runs: list[DemoRun]) -> None:

@@ -98,7 +98,11 @@ def _arguments(member: DemoDevice, broker_url: str, home: Path, scale: float) ->
     )
     if not member.profile:
         return [*node_command(), *("--broker", broker_url), *options]
-    narrow = [] if member.uplink is None else ["--uplink", str(member.uplink / scale)]
+    limits = {
+        "--uplink": member.uplink and member.uplink / scale,
+        "--downlink": member.downlink and member.downlink / scale,
+        "--smallest-count": member.smallest_count,
+    }
     return [
         command(),
         "join",
@@ -106,7 +110,8 @@ def _arguments(member: DemoDevice, broker_url: str, home: Path, scale: float) ->
         *options,
         "--no-keep-model",
         "--in-process",  # eight devices on one machine, none of which is idle for long
-        *("--as", member.profile, "--slow", str(SLOW * scale), *narrow),
+        *("--as", member.profile, "--slow", str(SLOW * scale)),
+        *(word for option, limit in limits.items() if limit for word in (option, str(limit))),
     ]
 
 
