@@ -127,8 +127,8 @@ def _bytes_up_a_round(among: MeasuredRun) -> float:
     return sum(line.bytes_up for line in among.ran.rounds) / len(among.ran.rounds)
 
 
-def _bytes(among: MeasuredRun) -> float:
-    return sum(line.bytes_up + line.bytes_down for line in among.ran.rounds)
+def _bytes(ran: FinishedRun) -> float:
+    return sum(line.bytes_up + line.bytes_down for line in ran.rounds)
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -161,6 +161,11 @@ MEASURES: Mapping[str, Measure] = {
     "late_acc_at_energy": Measure(
         f"accuracy at equal modelled energy, mean of {LATEST}", PERCENT, _at_equal("energy", _energy, LATEST)
     ),
+    "late_acc_at_bytes": Measure(
+        f"accuracy at equal bytes up and down, mean of {LATEST}",
+        PERCENT,
+        _at_equal("bytes", _bytes, LATEST),
+    ),
     "learning_efficiency": Measure(
         "learning efficiency after round 1 (modelled seconds)", PER_HOUR, _efficiency_after_round_1
     ),
@@ -172,7 +177,7 @@ MEASURES: Mapping[str, Measure] = {
     ),
     "bytes_up": Measure("bytes up", BYTES, _figure("bytes_up")),
     "bytes_up_a_round": Measure("bytes up in a round", BYTES, _bytes_up_a_round),
-    "bytes": Measure("bytes up and down", BYTES, _bytes),
+    "bytes": Measure("bytes up and down", BYTES, lambda among: _bytes(among.ran)),
     "energy": Measure("energy (modelled)", JOULE, _figure("energy_j")),
     "time": Measure("virtual time (modelled)", TIMES, _figure("virtual_s")),
 }

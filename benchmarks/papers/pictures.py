@@ -89,7 +89,8 @@ def _panels(outcome: TableOutcome) -> list[Column]:
 
 def _axis(outcome: TableOutcome) -> Axis:
     measures = (outcome.table.measure_of(column) for column in outcome.table.columns)
-    return "time" if any(name.endswith(("_at_time", "_at_energy")) for name in measures) else "rounds"
+    equal = ("_at_time", "_at_energy", "_at_bytes")
+    return "time" if any(name.endswith(equal) for name in measures) else "rounds"
 
 
 def _rows(outcome: TableOutcome, column: Column) -> tuple[SystemRow, ...]:

@@ -77,14 +77,15 @@ function tensor({ name, shape, dtype }, scale, seed) {
 
 /** An update as in the writer of the vectors, with the form that made it. */
 function weighed(example) {
-  const strategy = make(example.kind, example.settings);
+  const kind = make(example.kind, example.settings);
+  const strategy = kind.variants().find(({ form }) => form === example.form) ?? kind;
   const specs = strategy.expected(bundle.manifest);
   const own = specs.map((spec, i) => [spec.name, tensor(spec, example.scale, example.seed + i)]);
   const sent = example.statistics ? read(fromHex(example.statistics)) : [];
   const trainLoss = example.loss === null ? NaN : Number(example.loss);
   const tensors = new Map([...own, ...sent]);
   const update = { kind: example.kind, form: strategy.form, tensors, numExamples: example.examples, trainLoss };
-  return { update, strategy, mostWeight: example.most_weight };
+  return { update, strategy, mostWeight: example.most_weight, kind };
 }
 
 for (const example of cases.sums.written) {

@@ -52,10 +52,11 @@ class UpdateMasker:
         offer, masks = self.offer, self.offer.masks
         if masks is None:
             raise ValueError(f"round {offer.round} of {offer.task!r} has no masks")
-        strategy = _as_offered(registry.supported_kinds(offer.kinds), update.kind, update.variant)
+        kind = _offered(registry.supported_kinds(offer.kinds), update.kind)
+        strategy = variant_named(kind, update.variant)
         layout = layout_of(strategy, manifest, base, masks)
         vector, shortened = sums.write(
-            Weighed(update, strategy, masks.most_weight), layout, masks.clip_milli / 1000
+            Weighed(update, strategy, masks.most_weight, kind), layout, masks.clip_milli / 1000
         )
         purpose = MaskPurpose(
             offer.task,
@@ -76,12 +77,12 @@ class UpdateMasker:
 
 def masked_bytes(form: AnyStrategy, kinds: Sequence[AnyStrategy], manifest: Manifest, masks: Masks) -> int:
     """Bytes on the wire of a masked update of a form of the offer's `kinds`. Raises KindError, MaskError."""
-    strategy = _as_offered(kinds, form.name, form.variant)
+    strategy = variant_named(_offered(kinds, form.name), form.variant)
     return layout_of(strategy, manifest, NO_TENSORS, masks).content_bytes + ENVELOPE_BYTES
 
 
-def _as_offered(kinds: Sequence[AnyStrategy], name: str, variant: str) -> AnyStrategy:
-    """The form of an update with the class statistics that the offer asks for.
+def _offered(kinds: Sequence[AnyStrategy], name: str) -> AnyStrategy:
+    """The kind with the class statistics that the offer asks for.
 
     A device may send fewer; the layout has room for all. Raises KindError, and MaskError for a kind whose
     updates do not add up.
@@ -91,4 +92,4 @@ def _as_offered(kinds: Sequence[AnyStrategy], name: str, variant: str) -> AnyStr
         raise KindError(f"the offer asks for no {name}")
     if why := capabilities.unsummable_reason(kind):
         raise MaskError(f"cannot be masked: {why}")
-    return variant_named(kind, variant)
+    return kind

@@ -97,12 +97,13 @@ class Autoencoder(nn.Module):
         return self.head(self.decoder(self.code(self.encoder(x.flatten(1)))))
 
 
-def autoencoder(inputs: int = 784, hidden: int = 128, code: int = 16) -> Autoencoder:
+def autoencoder(inputs: int = 784, hidden: int = 128, code: int = 16, width: float = 1) -> Autoencoder:
     """Reconstructs its input from `code` values, to find anomalies: samples that it reconstructs badly.
 
     Hinton and Salakhutdinov 2006, with one hidden layer on each side; 205,856 parameters for images of 28x28.
+    `width` multiplies `hidden`; a narrower network is the leading part of a wider one.
     """
-    return Autoencoder(inputs, hidden, code)
+    return Autoencoder(inputs, scaled_channels(hidden, width), code)
 
 
 def linear(inputs: int = 784, classes: int = 10) -> Linear:
@@ -110,9 +111,12 @@ def linear(inputs: int = 784, classes: int = 10) -> Linear:
     return Linear(inputs, classes)
 
 
-def mlp(inputs: int = 784, hidden: int = 200, depth: int = 2, classes: int = 10) -> Mlp:
-    """The "2NN" of McMahan et al. 2017: 199,210 parameters for images of 28x28."""
-    return Mlp(inputs, hidden, depth, classes)
+def mlp(inputs: int = 784, hidden: int = 200, depth: int = 2, classes: int = 10, width: float = 1) -> Mlp:
+    """The "2NN" of McMahan et al. 2017: 199,210 parameters for images of 28x28.
+
+    `width` multiplies `hidden`; a narrower network is the leading part of a wider one.
+    """
+    return Mlp(inputs, scaled_channels(hidden, width), depth, classes)
 
 
 def cnn(in_channels: int = 3, size: int = 32, classes: int = 10, width: float = 1) -> Cnn:

@@ -91,7 +91,6 @@ class SimulatedSums:
 
         The first one of a sum has the noise of the whole sum.
         """
-        strategy = variant_named(self._kinds[flight.kind], update.variant)
         layout = self._layout(flight.kind, update.variant, base)
         update, _ = sums.shortened(update, layout, self._masks.clip_milli / 1000)
         if self._noise is None:
@@ -101,7 +100,9 @@ class SimulatedSums:
             return update
         rng = np.random.default_rng([self._seed, NOISE_DRAW, self._number, len(self._noisy)])
         self._noisy.add(group)
-        sd = self._noise.deviation / sums.weight_share(strategy.weight(update), self._masks.most_weight)
+        sd = self._noise.deviation / sums.weight_share(
+            self._kinds[flight.kind].weight(update), self._masks.most_weight
+        )
         noisy = {
             part.name: update.tensors[part.name] + rng.normal(0.0, sd, part.shape).astype(np.float32)
             for part in layout.tensors

@@ -44,7 +44,11 @@ class EntropySubset(FedAvg, SelectsSamples, by_class=True, refused=("terms.dp-sg
         "the upper part",
         "FedFT-EDS: Shi 2025 (PhD thesis, Sheffield), section 6.4",
     )
-    mixed_round_settings: ClassVar[Settings] = {"least_samples": 10, "graded": True}
+    mixed_round_settings: ClassVar[Settings] = {
+        "least_samples": 10,
+        "graded": True,
+        "weigh_epochs": True,
+    }
     epochs: LocalEpochs = 5
     weight_decay: WeightDecay = 0.0
     shares: Annotated[
@@ -122,8 +126,7 @@ class EntropySubset(FedAvg, SelectsSamples, by_class=True, refused=("terms.dp-sg
         selected = super().weight(update)
         if self.weigh == "selected":
             return selected
-        variant = variant_named(self, update.variant)
-        return selected / capabilities.selected_share(variant)
+        return selected / capabilities.selected_share(variant_named(self, update.variant))
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
         """The samples to train on; a random draw uses other random bits than the order of training."""

@@ -69,7 +69,7 @@ class FedAvg(
 
     name: ClassVar[str] = "full"
     about: ClassVar[KindInfo] = KindInfo("everything", "all parameters", "FedAvg: McMahan et al. 2017")
-    mixed_round_settings: ClassVar[Settings] = {"graded": True}
+    mixed_round_settings: ClassVar[Settings] = {"graded": True, "weigh_epochs": True}
     lr: LearningRate = 0.1
     momentum: Momentum = 0.5
     weight_decay: WeightDecay = 1e-5

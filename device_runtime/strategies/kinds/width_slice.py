@@ -44,7 +44,7 @@ class WidthSlice(FedAvg):
     about: ClassVar[KindInfo] = KindInfo(
         "a narrower part of the network", "that part", "HeteroFL: Diao et al. 2021"
     )
-    mixed_round_settings: ClassVar[Settings] = {"graded": True}
+    mixed_round_settings: ClassVar[Settings] = {"graded": True, "weigh_epochs": True}
     adds_up: ClassVar[bool] = True
     members: Members = ()
 

@@ -43,19 +43,21 @@ NOISE_REACH = 8.0
 
 @dataclass(frozen=True)
 class Weighed:
-    """An update to mask: the kind that made it, and the weight that counts as 1 in the sum.
+    """An update to mask: the form of a kind that made it, and the weight that counts as 1 in the sum.
 
-    most_weight: in samples; a larger weight counts as this one.
+    most_weight: in samples; a larger weight counts as this one. kind: as it is offered, which says what the
+    update weighs; None: `strategy` is it.
     """
 
     update: Update
     strategy: AnyStrategy
     most_weight: int
+    kind: AnyStrategy | None = None
 
     @property
     def share(self) -> float:
         """The update's weight in parts of `most_weight`, at most 1."""
-        return weight_share(self.strategy.weight(self.update), self.most_weight)
+        return weight_share((self.kind or self.strategy).weight(self.update), self.most_weight)
 
 
 def weight_share(weight: float, most_weight: int) -> float:

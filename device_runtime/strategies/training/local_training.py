@@ -22,7 +22,7 @@ from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel, Gradients
 from device_runtime.models.training.optimizer import Optimizer, Privacy, PrivateGradients, Sgd, clip
 from device_runtime.strategies.interface.capabilities import EndsEarly, listed_variant
 from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Run, Update
-from device_runtime.strategies.interface.kind import Strategy
+from device_runtime.strategies.interface.kind import Strategy, variant_named
 from device_runtime.strategies.settings import MOST, LocalEpochs, Setting
 
 Indices = NDArray[np.int64]
@@ -273,7 +273,8 @@ class PartialEpochs(EndsEarly, Strategy[Any]):
     it trains a number that is drawn anew in each round, from 1 to the most that it can afford (FedProx+ of
     thesis 002, section 5.6); it counts as busy for the most. A device that began all epochs and sees by its
     clock that they do not fit ends after the last whole epoch that does, if it has done `least_epochs` (0:
-    as `reduced_epochs`).
+    as `reduced_epochs`). With `weigh_epochs` (ours) an update of a tenth of the epochs weighs a tenth: it has
+    moved that much less, and would hold back the mean of all.
     """
 
     epochs: LocalEpochs = 10
@@ -313,6 +314,10 @@ class PartialEpochs(EndsEarly, Strategy[Any]):
             at_most=MOST,
         ),
     ] = field(default=0, kw_only=True)
+    weigh_epochs: Annotated[
+        bool,
+        Setting("Whether an update of fewer epochs weighs less, in proportion to them.", example=True),
+    ] = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -362,6 +367,14 @@ class PartialEpochs(EndsEarly, Strategy[Any]):
     def ended(self: K, epochs: int) -> K:
         """The variant to send if training ended after `epochs` epochs."""
         return self if epochs >= self.epochs else self._of(epochs)
+
+    def weight(self, update: Update) -> float:
+        """The update's samples, times its share of `epochs` with `weigh_epochs`."""
+        weight = super().weight(update)
+        if not self.weigh_epochs:
+            return weight
+        form = cast(PartialEpochs, variant_named(self, update.variant))
+        return weight * form.epochs / self.epochs
 
     def epochs_in(self, run: Run) -> int:
         """The number of epochs to train in this round."""

@@ -185,6 +185,18 @@ def test_a_device_may_train_half_of_the_epochs_or_a_quarter():
     assert kind.variants() == (kind,)
 
 
+@pytest.mark.parametrize(("form", "weight"), [("", 30), ("epochs=5", 15), ("epochs=1", 3)])
+def test_an_update_of_fewer_epochs_weighs_less_if_it_is_asked_for(form, weight):
+    update = Update("full", {}, 30, 0.0, form)
+    assert FedAvg(graded=True, weigh_epochs=True).weight(update) == weight
+    assert FedAvg(graded=True).weight(update) == 30
+
+
+def test_an_entropy_subset_weighs_by_its_epochs_and_by_all_samples():
+    kind = EntropySubset(shares=(0.5, 0.1), graded=True, weigh="local", weigh_epochs=True, epochs=4)
+    assert kind.weight(Update("entropy-subset", {}, 30, 0.0, "10% epochs=1")) == pytest.approx(30 / 0.1 / 4)
+
+
 def test_a_straggler_of_fedprox_plus_trains_one_to_all_epochs_drawn_anew_in_each_round(model, digits):
     """Thesis 002, section 5.6: "to train randomly for 1 epoch to full local epochs E"."""
     whole, *fewer = FedAvg(epochs=4, drawn_epochs=True).variants()

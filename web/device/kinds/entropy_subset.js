@@ -58,8 +58,11 @@ export class EntropySubset extends FedAvg {
   }
 
   /** @param {import("./kind.js").Update} update */
-  weight({ numExamples }) {
-    return this.settings.weigh === "selected" ? numExamples : numExamples / this.share;
+  weight(update) {
+    const selected = super.weight(update);
+    if (this.settings.weigh === "selected") return selected;
+    const { shares } = this.settings;
+    return selected / shares.find((/** @type {number} */ share) => update.form.startsWith(percent(share)));
   }
 
   /** @param {import("./kind.js").Workload} workload */

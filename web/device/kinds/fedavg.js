@@ -12,6 +12,7 @@ import { terms } from "./terms.js";
 /** @typedef {import("./kind.js").DeviceModel} DeviceModel */
 /** @typedef {import("./kind.js").LocalData} LocalData */
 /** @typedef {import("./kind.js").Run} Run */
+/** @typedef {import("./kind.js").Update} Update */
 
 /** Usual bounds on the norm of a step's gradient: in general, and to train all of a pre-trained network. */
 const CLIP_NORM = 2;
@@ -33,13 +34,14 @@ export const FIELDS = {
   reduced_epochs: [whole(), 0],
   graded: [truth, false],
   least_epochs: [whole(), 0],
+  weigh_epochs: [truth, false],
 };
 
 /**
  * Every parameter, trained for `epochs` local epochs. With `reduced_epochs` a device that cannot afford `epochs` trains
  * that many; with `graded` it trains half of `epochs`, a quarter, .., at least `reduced_epochs` or one. A device that
  * began all epochs and sees by its clock that they do not fit ends after the last whole epoch that does, if it has
- * done `least_epochs` (0: the fewest). Kinds that train a part of the model, or on some samples, derive from it.
+ * done `least_epochs` (0: the fewest). With `weigh_epochs` an update of fewer epochs weighs less, in proportion. Kinds that train a part of the model, or on some samples, derive from it.
  */
 export class FedAvg extends StrategyDefaults {
   static kind = "full";
@@ -116,6 +118,14 @@ export class FedAvg extends StrategyDefaults {
   /** The form that was done if training ended after so many epochs. @param {number} epochs @returns {FedAvg} */
   ended(epochs) {
     return epochs >= this.settings.epochs ? this : this.#of(epochs);
+  }
+
+  /** The samples, times the share of `epochs` with `weigh_epochs`. @param {Update} update */
+  weight(update) {
+    const weight = super.weight(update);
+    if (!this.settings.weigh_epochs) return weight;
+    const [, epochs = this.settings.epochs] = /epochs=([0-9]+)$/.exec(update.form) ?? [];
+    return (weight * Number(epochs)) / this.settings.epochs;
   }
 
   /** @param {number} epochs */

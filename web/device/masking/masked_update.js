@@ -25,9 +25,9 @@ const drawn = (size) => crypto.getRandomValues(new Uint8Array(size));
 export async function masked(update, form, { offer, base, manifest, device }, draw = drawn) {
   const { task, run, round, masks } = offer;
   const { min_group, noise_milli, clip_milli } = masks;
-  const strategy = asOffered(offer, form);
+  const { kind, strategy } = asOffered(offer, form);
   const layout = layoutOf(strategy, manifest, base, masks);
-  const weighed = { update, strategy, mostWeight: masks.most_weight };
+  const weighed = { update, strategy, mostWeight: masks.most_weight, kind };
   const { vector, note } = write(weighed, layout, clip_milli / 1000);
   const about = { kind: update.kind, form: update.form, exponents: noise_milli ? layout.exponents : [] };
   const purpose = { task, run, round, ...about, device, min_group, noise_milli, clip_milli };
@@ -42,19 +42,19 @@ export async function masked(update, form, { offer, base, manifest, device }, dr
  */
 export function uploadTerms(offer, manifest) {
   const bytesUp = (/** @type {any} */ form) => {
-    const { values, numbers } = layoutOf(asOffered(offer, form), manifest, new Map(), offer.masks);
+    const { values, numbers } = layoutOf(asOffered(offer, form).strategy, manifest, new Map(), offer.masks);
     return 4 * values + 8 * numbers + ENVELOPE_BYTES;
   };
   return { alone: offer.masks.alone, bytesUp };
 }
 
 /**
- * The form with the class statistics that the offer asks for: a device may send fewer, the layout has room for all.
- * Throws MaskError for a kind whose updates do not add up. @param {any} offer @param {any} form
+ * The kind of a form, and the form, with the class statistics that the offer asks for: a device may send fewer, the
+ * layout has room for all. Throws MaskError for a kind whose updates do not add up. @param {any} offer @param {any} form
  */
 function asOffered({ kinds }, form) {
   const { settings } = kinds.find((/** @type {any} */ { name }) => name === form.name);
-  const { statistics, unsummable } = make(form.name, settings);
-  if (unsummable) throw new MaskError(`cannot be masked: ${unsummable}`);
-  return withClassStatistics(form, statistics);
+  const kind = make(form.name, settings);
+  if (kind.unsummable) throw new MaskError(`cannot be masked: ${kind.unsummable}`);
+  return { kind, strategy: withClassStatistics(form, kind.statistics) };
 }

@@ -9,8 +9,9 @@ import { MaskedVector } from "./masks.js";
 /** @typedef {import("./layout.js").SumLayout} SumLayout */
 /**
  * An update to mask: the form of the kind that made it, with the class statistics that the offer asks for, and the
- * weight, in samples, that counts as 1 in the sum; a larger weight counts as this one.
- * @typedef {{update: import("../kinds/kind.js").Update, strategy: any, mostWeight: number}} Weighed
+ * weight, in samples, that counts as 1 in the sum; a larger weight counts as this one. `kind`: as it is offered, which
+ * says what the update weighs; left out: `strategy` is it.
+ * @typedef {{update: import("../kinds/kind.js").Update, strategy: any, mostWeight: number, kind?: any}} Weighed
  */
 
 /** Added to a smaller number and taken off again, it rounds that number: ties go to the even one. */
@@ -39,7 +40,7 @@ export function write(weighed, layout, mostNorm = 0) {
 }
 
 /** The update's weight in parts of `mostWeight`, at most 1. @param {Weighed} weighed */
-const shareOf = ({ update, strategy, mostWeight }) => Math.min(1, strategy.weight(update) / mostWeight);
+const shareOf = ({ update, strategy, kind = strategy, mostWeight }) => Math.min(1, kind.weight(update) / mostWeight);
 
 /**
  * A tensor's values, the size of the largest change, and the sum of squares of all.

@@ -17,7 +17,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.strategies.interface.device_half import Update
-from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.masking import sums
 from device_runtime.strategies.masking.layout import SumLayout, layout_of
@@ -31,7 +31,10 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """`without`: what the update lacks of the class statistics that are asked for. `scale`: of the noise."""
+    """`without`: what the update lacks of the class statistics that are asked for. `scale`: of the noise.
+
+    `form`: the one that was trained; "": the kind as it is.
+    """
 
     kind: str
     settings: Settings = field(default_factory=dict)
@@ -43,6 +46,7 @@ class Case:
     most_norm: float = 0.0
     noise_milli: int = 0
     without: str = ""
+    form: str = ""
 
 
 def cases() -> Iterator[Case]:
@@ -68,6 +72,10 @@ def cases() -> Iterator[Case]:
     yield Case("class-means", loss=nan, scale=50.0)
     yield Case("class-means", {"statistics": {}}, loss=nan, examples=64)
     yield Case("full", statistics, most_weight=5)
+    graded = {"epochs": 4, "graded": True, "weigh_epochs": True}
+    yield Case("full", graded, form="epochs=1")
+    shares = {"shares": [0.5, 0.3], "weigh": "local"}
+    yield Case("entropy-subset", {**graded, **shares}, form="30% epochs=2")
 
 
 def vectors() -> dict[str, Any]:
@@ -85,7 +93,8 @@ def noise(seed: int, count: int) -> NDArray[np.float64]:
 
 
 def _written(case: Case, bundle: Bundle, at: int) -> dict[str, Any]:
-    strategy, base = registry.make(case.kind, case.settings), bundle.weights()
+    kind, base = registry.make(case.kind, case.settings), bundle.weights()
+    strategy = variant_named(kind, case.form) if case.form else kind
     masks = Masks(
         helpers=(HelperKey("a", bytes(32)),),
         min_group=2,
@@ -98,12 +107,13 @@ def _written(case: Case, bundle: Bundle, at: int) -> dict[str, Any]:
     parts = {spec.name: _tensor(spec, base, case, at + i) for i, spec in enumerate(specs)}
     sent = _statistics(strategy, case, at)
     update = Update(case.kind, {**parts, **sent}, case.examples, case.loss, strategy.variant)
-    weighed = sums.Weighed(update, strategy, case.most_weight)
+    weighed = sums.Weighed(update, strategy, case.most_weight, kind)
     vector, note = sums.write(weighed, layout, case.most_norm)
     return {
         "seed": at,
         "kind": case.kind,
         "settings": case.settings,
+        "form": case.form,
         "examples": case.examples,
         "loss": case.loss if isfinite(case.loss) else None if isnan(case.loss) else "Infinity",
         "most_weight": case.most_weight,
