@@ -17,12 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from device_runtime.simulation.executors.job import TrainingJob
-from device_runtime.simulation.history.records import AskRecord, SimulatedRound
+from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import prepare, simulate
 from device_runtime.simulation.scenarios import scenario as policies
 from device_runtime.simulation.scenarios.scenario import load
-from device_runtime.strategies.interface.device_half import Update
 
 LAST = 5
 """Rounds whose recalls are averaged."""
@@ -37,17 +35,11 @@ ALONE = (7, 8, 9)
 """The digits that only slow boards hold."""
 
 
-class Rounds:
+class Rounds(NullObserver):
     """An observer that keeps every round's line."""
 
     def __init__(self) -> None:
         self.lines: list[SimulatedRound] = []
-
-    def asked(self, ask: AskRecord) -> None:
-        pass
-
-    def trained(self, job: TrainingJob, update: Update) -> None:
-        pass
 
     def closed(self, line: SimulatedRound) -> None:
         self.lines.append(line)
