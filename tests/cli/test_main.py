@@ -231,7 +231,7 @@ def test_a_memory_cap_makes_a_straggler_and_is_named():
         (["join", "http://example.org", "--data", "."], "not a broker URL"),
         (
             ["join", "mqtt://127.0.0.1:1", "--data", ".", "--slow", "3"],
-            "--slow and --uplink need --as DEVICE",
+            "--slow, --uplink and --downlink need --as DEVICE",
         ),
         (
             ["join", "mqtt://127.0.0.1:1", "--data", ".", "--cpu-percent", "50"],
@@ -263,7 +263,10 @@ def test_a_memory_cap_makes_a_straggler_and_is_named():
         (["join", "mqtt://127.0.0.1:1", "--data", ".", "--meter", "sundial"], "--meter sundial: expected"),
         (["profile", "--meter", "sundial"], "--meter sundial: expected one of auto, jetson"),
         (["explain", "--board", "abacus"], "no profile named 'abacus'"),
-        (["explain", "--board", "pi-5", "--slow", "2"], "omit --as, --slow, --memory and --uplink"),
+        (
+            ["explain", "--board", "pi-5", "--slow", "2"],
+            "omit --as, --slow, --memory, --uplink and --downlink",
+        ),
         (["explain", "--kinds", "telepathy"], "no kind of update is called 'telepathy'"),
         (["explain", "--bundle", "nothing"], "neither a bundle folder or zip nor a shipped bundle"),
         (["explain", "--memory", "1"], "this device may use 1 MB"),

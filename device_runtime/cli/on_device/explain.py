@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_runtime.aggregator.errors import TaskError
 from device_runtime.cli.options import (
     DRAWN_SAMPLES,
     add_emulation,
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from device_runtime.models.bundles.bundle import Bundle
     from device_runtime.models.bundles.manifest import Manifest
     from device_runtime.profiles import Cost, DeviceProfile, Workload
-
-ERRORS = (TaskError,)
 
 
 @dataclass(frozen=True)
@@ -176,18 +173,23 @@ class PlannedTask:
 
 
 def _task(options: argparse.Namespace, bundle: Bundle) -> PlannedTask:
-    """Raises TaskError."""
+    """Raises KindError for a task that cannot be."""
+    from device_runtime.aggregator.errors import TaskError
     from device_runtime.aggregator.tasks import feasible
     from device_runtime.aggregator.tasks.kind_settings import kinds_named
     from device_runtime.aggregator.tasks.systems import with_codec
     from device_runtime.aggregator.tasks.task import Task
+    from device_runtime.strategies.errors import KindError
 
-    task = Task(bundle=options.bundle, head=options.head)
-    if options.kinds:
-        task = task.naming(kinds_named(listed(options.kinds)))
-    parts = {name: part.manifest for name, part in feasible.trained_parts(task, bundle).items()}
-    task = feasible.with_possible_head(feasible.with_members(task, tuple(parts)), bundle.manifest)
-    task = with_codec(task, options.codec) if options.codec else task
+    try:
+        task = Task(bundle=options.bundle, head=options.head)
+        if options.kinds:
+            task = task.naming(kinds_named(listed(options.kinds)))
+        parts = {name: part.manifest for name, part in feasible.trained_parts(task, bundle).items()}
+        task = feasible.with_possible_head(feasible.with_members(task, tuple(parts)), bundle.manifest)
+        task = with_codec(task, options.codec) if options.codec else task
+    except TaskError as error:
+        raise KindError(str(error)) from None
     return PlannedTask(task, {"": bundle.manifest, **parts})
 
 

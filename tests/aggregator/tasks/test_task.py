@@ -18,9 +18,9 @@ def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_ba
         msgspec.to_builtins(ClassStatistics())
     ] * len(own)
     assert {name: settings for name, settings in own.items() if settings} == {
-        "full": {"graded": True},
-        "width-slice": {"graded": True},
-        "entropy-subset": {"least_samples": 10, "graded": True},
+        "full": {"graded": True, "weigh_epochs": True},
+        "width-slice": {"graded": True, "weigh_epochs": True},
+        "entropy-subset": {"least_samples": 10, "graded": True, "weigh_epochs": True},
         "few-shot": {"join_base": True, "least_samples": 40},
         "class-means": {"head": "trained"},
     }

@@ -50,7 +50,7 @@ def test_the_task_file_of_the_deployment_is_read_also_with_all_that_it_proposes(
     assert (task.robust, task.server.name, task.devices_per_round) == ("median", "fedadam", 10)
     assert [kind.strategy for kind in task.kinds] == [
         kind_statistics.with_class_statistics(
-            FedAvg(graded=True, epochs=5, lr=0.05, batch=32), task.statistics
+            FedAvg(graded=True, weigh_epochs=True, epochs=5, lr=0.05, batch=32), task.statistics
         ),
         kind_statistics.with_class_statistics(FewShot(join_base=True, least_samples=40), task.statistics),
     ]

@@ -1,4 +1,4 @@
-"""Six of the demo's boards on handwritten digits, all on simulated wires."""
+"""Six boards on handwritten digits, as in the demo, all on simulated wires."""
 
 from dataclasses import replace
 
@@ -8,13 +8,20 @@ import pytest
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.profiles.device import Emulation
 from device_runtime.simulation import digits
-from device_runtime.simulation.demo.fleet import FLEET, MIXED, SLOW
+from device_runtime.simulation.demo.fleet import MIXED, SLOW, DemoDevice
 from tests.simulation.wire.run import WireCourse, WireMember, run_on_wire
 
 SAMPLES = 60
 SLOWER = SLOW * 150 / SAMPLES
 """So that 60 digits weigh on these boards as 150 do on the demo's."""
-NAMES = ("phone-a", "board-a", "phone-c", "jetson", "buoy", "pi-zero")
+FLEET = (
+    DemoDevice("phone-a", "phone-high"),
+    DemoDevice("board-a", "pi-5"),
+    DemoDevice("phone-c", "phone-mid"),
+    DemoDevice("jetson", "jetson-nano", digits=(6,)),
+    DemoDevice("buoy", "jetson-nano", uplink=300.0, digits=(7,)),
+    DemoDevice("pi-zero", "pi-zero-2w", digits=(8, 9)),
+)
 
 
 @pytest.fixture(scope="session")
@@ -24,8 +31,7 @@ def split():
 
 @pytest.fixture(scope="session")
 def members(split):
-    chosen = [member for member in FLEET if member.name in NAMES]
-    parts = np.split(np.arange(SAMPLES * len(chosen)), len(chosen))
+    parts = np.split(np.arange(SAMPLES * len(FLEET)), len(FLEET))
     return [
         WireMember(
             m.name,
@@ -33,7 +39,7 @@ def members(split):
             split.train.x[part],
             split.train.y[part],
         )
-        for m, part in zip(chosen, parts, strict=True)
+        for m, part in zip(FLEET, parts, strict=True)
     ]
 
 
@@ -46,8 +52,8 @@ def mixed(split, tmp_path_factory):
         bundle="digits-wrn-10-1",
         rounds=3,
         round_deadline_s=2.8,
-        min_devices=len(NAMES),
-        min_contributions=len(NAMES),
+        min_devices=len(FLEET),
+        min_contributions=len(FLEET),
         kinds=MIXED,
         eval_data=str(path),
     )
