@@ -1,4 +1,4 @@
-"""What would make parts of a network worth sending where the loss is of classes? Variants of `width-slice`.
+"""Compares variants of `width-slice` in tasks of classes: which makes parts of a network worth sending?
 
     .venv/bin/python benchmarks/gain_of_parts.py --out parts.json --seeds 1      # 15 minutes
 
@@ -48,7 +48,7 @@ derive, fold, plan_statistics = WidthSlice.derive, WidthSlice.fold, kind_statist
 
 
 def axes(name: str) -> tuple[str, ...]:
-    """Which channels each axis of a tensor of WRN-10-1 is of; "" for inputs, labels and places of a kernel.
+    """The name of the channels along each axis of a tensor of WRN-10-1; "" for inputs, labels, and kernels.
 
     The first group has no convolution in its shortcut, so its channels are those of the first convolution.
     """

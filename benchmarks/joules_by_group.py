@@ -91,7 +91,7 @@ class Untrained:
         pass
 
 
-class Patient(DeviceSampler):
+class LongerDeadlines(DeviceSampler):
     """Gives slow devices more time than the round has."""
 
     deadlines = 1
@@ -136,7 +136,7 @@ def run(case: Case, policy: str, deadlines: int, seed: int) -> Joules:
             **({"max_staleness": 40} if deadlines > 1 else {}),
         },
     }
-    Patient.deadlines, joules = deadlines, Joules()
+    LongerDeadlines.deadlines, joules = deadlines, Joules()
     inputs = prepare(scenario.of_policy(scenario.load("uniform", table), policy), seed)
     simulate(inputs, Untrained, joules)
     return joules
@@ -149,7 +149,7 @@ def main() -> None:
     logging.disable(logging.WARNING)  # that no update came, in each round
     from device_runtime.simulation.rounds import run as rounds
 
-    rounds.DeviceSampler = Patient  # type: ignore[misc]
+    rounds.DeviceSampler = LongerDeadlines  # type: ignore[misc]
     lines = []
     for name, case in CASES.items():
         for row, (policy, deadlines) in ROWS.items():

@@ -1,7 +1,7 @@
 """What should a device prefer that cannot train: a few-shot head, class means, or scalars? Orders compared.
 
-    .venv/bin/python benchmarks/order_of_kinds.py --out DIR                  # digits, 2 seeds: some 3 minutes
-    .venv/bin/python benchmarks/order_of_kinds.py --out DIR --data cifar10   # or speech; needs torch
+    .venv/bin/python -m benchmarks.order_of_kinds --out DIR                  # digits, 2 seeds: some 3 minutes
+    .venv/bin/python -m benchmarks.order_of_kinds --out DIR --data cifar10   # or speech; needs torch
 
 A fleet of fast devices, devices that are too slow to train, and devices behind a narrow link, with the head
 in closed form. On digits and CIFAR-10 two classes are with the slow alone, one with those behind the link.

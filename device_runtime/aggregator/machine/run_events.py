@@ -7,7 +7,7 @@ from math import nan
 from typing import Protocol
 
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.broker.wire.messages import MODELLED, Status
+from device_runtime.broker.wire.messages import MODELLED, RESTS, Status
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.targets import ACCURACY
 
@@ -194,7 +194,7 @@ class PlanReported:
     @property
     def rests(self) -> bool:
         """Whether the device sends nothing because nothing of it is wanted, as its first reason says."""
-        return not self.kind and bool(self.reasons) and self.reasons[0].startswith("rests: ")
+        return not self.kind and bool(self.reasons) and self.reasons[0].startswith(RESTS)
 
 
 @dataclass(frozen=True)

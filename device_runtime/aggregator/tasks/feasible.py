@@ -40,7 +40,7 @@ MAIN = ""
 
 
 def trained_parts(task: Task, main: Bundle) -> dict[str, Bundle]:
-    """The parts in the task's bundle by name, if it trains parts; as `registry.offered_kinds` by default."""
+    """The narrower parts in the task's bundle by name; none if no kind that it offers trains parts."""
     parts, names = main.parts(), tuple(kind.name for kind in task.kinds)
     if task.order == "default":
         names = registry.offered_kinds(main.manifest.target, parts)

@@ -27,6 +27,8 @@ MOST_SHORTAGES = 1024
 """The most labels of a task whose offers say what is wanted."""
 MODELLED = "modelled"
 """The source of energy that no meter has measured; on the wire it is empty."""
+RESTS = "rests: "
+"""How the reason of a device begins that sends nothing because nothing of it is wanted."""
 Label = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 Form = Literal["i1", "f2", "f4", "f8"]
 """The format of scalars: int8, binary16, binary32, binary64."""

@@ -56,7 +56,7 @@ class UpdateMasker:
         strategy = variant_named(kind, update.variant)
         layout = layout_of(strategy, manifest, base, masks)
         vector, shortened = sums.write(
-            Weighed(update, strategy, masks.most_weight, kind), layout, masks.clip_milli / 1000
+            Weighed(update, kind, masks.most_weight), layout, masks.clip_milli / 1000
         )
         purpose = MaskPurpose(
             offer.task,

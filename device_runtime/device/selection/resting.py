@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from device_runtime.broker.wire.messages import Shortages
+from device_runtime.broker.wire.messages import RESTS, Shortages
 from device_runtime.models.bundles.weights import generator_of
 from device_runtime.profiles import Workload
 from device_runtime.strategies.statistics import kind_statistics
@@ -49,7 +49,7 @@ class RestRule:
             return ""
         what = "training" if trains else "statistics"
         return (
-            f"rests: nothing wanted ({chosen.label} brings {what} of classes that are common; "
+            f"{RESTS}nothing wanted ({chosen.label} brings {what} of classes that are common; "
             f"it takes part in {percent}% of the rounds)"
         )
 

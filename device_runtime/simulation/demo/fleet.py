@@ -64,8 +64,8 @@ class DemoDevice:
             for rate, way in ((self.uplink, "up"), (self.downlink, "down"))
             if rate
         ]
-        rule = self.smallest_count and [f"owner: no class of fewer than {self.smallest_count} samples"]
-        return "; ".join([", ".join(rates), *(rule or [])]).strip("; ")
+        rule = f"owner: no class of fewer than {self.smallest_count} samples" if self.smallest_count else ""
+        return "; ".join(filter(None, (", ".join(rates), rule)))
 
 
 FLEET = (

@@ -14,7 +14,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.strategies.errors import MaskError, SpoiltSum
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.device_half import Update
-from device_runtime.strategies.interface.kind import AnyStrategy
+from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
@@ -43,21 +43,24 @@ NOISE_REACH = 8.0
 
 @dataclass(frozen=True)
 class Weighed:
-    """An update to mask: the form of a kind that made it, and the weight that counts as 1 in the sum.
+    """An update to mask: the kind that made it, as it is offered, and the weight that counts as 1 in the sum.
 
-    most_weight: in samples; a larger weight counts as this one. kind: as it is offered, which says what the
-    update weighs; None: `strategy` is it.
+    most_weight: in samples; a larger weight counts as this one.
     """
 
     update: Update
-    strategy: AnyStrategy
+    kind: AnyStrategy
     most_weight: int
-    kind: AnyStrategy | None = None
+
+    @property
+    def strategy(self) -> AnyStrategy:
+        """The form of the kind that made the update."""
+        return variant_named(self.kind, self.update.variant)
 
     @property
     def share(self) -> float:
         """The update's weight in parts of `most_weight`, at most 1."""
-        return weight_share((self.kind or self.strategy).weight(self.update), self.most_weight)
+        return weight_share(self.kind.weight(self.update), self.most_weight)
 
 
 def weight_share(weight: float, most_weight: int) -> float:

@@ -96,7 +96,8 @@ def merge(
             base, replayable = {**base, **result.assigned}, False
     for result in results:
         if result.refine is not None and all_finite(base):
-            base, replayable = _refined(base, result, moving if mixed else 0.0), False
+            refined, replayable = {**base, **result.refine(base)}, False
+            base = _beside_others(base, refined, result, moving) if mixed else refined
     served = _served(results)
     return Merged(
         base=base,
@@ -107,13 +108,13 @@ def merge(
     )
 
 
-def _refined(base: dict[str, NDArray[Any]], result: KindResult, moving: float) -> dict[str, NDArray[Any]]:
-    """The base after a kind's `refine`; in part, or not at all, beside `moving` samples of other kinds.
+def _beside_others(
+    base: dict[str, NDArray[Any]], refined: dict[str, NDArray[Any]], result: KindResult, moving: float
+) -> dict[str, NDArray[Any]]:
+    """The base after a kind's `refine`, in part or not at all, beside `moving` samples of other kinds.
 
-    Whole updates are worth more than what the aggregator learns from smaller models (ours): the model of one
-    small device replaced that of all others.
+    Otherwise the aggregator's lesson from one small device would replace the updates of all others (ours).
     """
-    refined = {**base, **result.refine(base)} if result.refine is not None else base
     if result.mean is not None or not (moving and result.num_examples):
         return refined
     share = np.float32(result.num_examples / (moving + result.num_examples))

@@ -131,5 +131,5 @@ def discriminants(moments: JointMoments, columns: int) -> Head:
 
 
 def temperature_of(margins: NDArray[np.float64], samples: float) -> float:
-    """T of `closed_form`, from how far the right logits are above the others at the means; 1 without any."""
+    """The temperature T of a head (`closed_form`) from its margins at the means; 1 without margins."""
     return max(1.0, float(np.mean(margins)) / np.log(max(2.0, samples))) if len(margins) else 1.0

@@ -59,7 +59,7 @@ def sent(number, device, kind, **changes):
 
 
 def run(policy, seed, *accuracies, contributions=()):
-    """Of every digit as much is recognised as in all, but for 5 to 9, of which dropped recognises nothing."""
+    """A run in which each digit is recognised as often as all are; dropped rounds recognise no 5 to 9."""
     rounds = tuple(closed(n, accuracy) for n, accuracy in enumerate(accuracies, 1))
     recalls = tuple(
         tuple(0.0 if policy == "dropped" and digit > 4 else accuracy for digit in range(10))

@@ -107,7 +107,7 @@ def _written(case: Case, bundle: Bundle, at: int) -> dict[str, Any]:
     parts = {spec.name: _tensor(spec, base, case, at + i) for i, spec in enumerate(specs)}
     sent = _statistics(strategy, case, at)
     update = Update(case.kind, {**parts, **sent}, case.examples, case.loss, strategy.variant)
-    weighed = sums.Weighed(update, strategy, case.most_weight, kind)
+    weighed = sums.Weighed(update, kind, case.most_weight)
     vector, note = sums.write(weighed, layout, case.most_norm)
     return {
         "seed": at,
