@@ -217,7 +217,7 @@ _OF_SERVERS = {
     "momentum": ("fedavgm",),
     "beta1": ("fedadam", "fedyogi"),
     "beta2": ("fedadam", "fedyogi"),
-    "tau": ("fedadagrad", "fedadam", "fedyogi"),
+    "tau": ("fedadagrad", "fedadam", "fedyogi", "fedexp"),
 }
 """Numbers of server optimisers, and the optimisers that look at them."""
 _NEEDED = {

@@ -229,6 +229,9 @@ SYSTEMS: dict[str, System] = {
         "full updates, Adagrad on the aggregator", "Reddi et al. 2021", (FULL,), "fedadagrad"
     ),
     "fedavgm": System("full updates, momentum on the aggregator", "Hsu et al. 2019", (FULL,), "fedavgm"),
+    "fedexp": System(
+        "full updates, extrapolation on the aggregator", "Jhunjhunwala et al. 2023", (FULL,), "fedexp"
+    ),
     "random": System(
         "FedAvg from fresh parameters",
         "Bernier 2024 (MSc thesis, Concordia), chapter 3",

@@ -47,7 +47,7 @@ ELSEWHERE = {
 """Names that `simulate` compares and that no task can be run as."""
 CENTRAL_NOISE = {"epsilon": 5.0, "delta": 1e-3, "clip_norm": 1.0}
 """The settings of `masks` under +central-dp, where the task has none of its own."""
-SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
+SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm", "fedexp")
 MODIFIERS: Mapping[str, str] = {
     "": "stragglers train one epoch instead of being dropped",
     "drawn": "stragglers train 1 to all epochs, drawn anew in each round, instead of being dropped",

@@ -22,7 +22,7 @@ from device_runtime.strategies.statistics.class_statistics import Statistics, is
 from device_runtime.strategies.statistics.kind_statistics import samples_per_measured
 
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
-from .server_optimizer import ServerOptimizer
+from .server_optimizer import ServerOptimizer, squared_changes
 
 
 class Folding:
@@ -58,6 +58,7 @@ class Folding:
         )
         self._trained = shortages.TrainedClasses(model.manifest.strata) if rests else None
         self._mixed = len(kinds) > 1 and self._statistics is not None
+        self._squares: dict[str, dict[str, float]] = {}
 
     def parted(self, update: Update) -> tuple[Update, Statistics | None]:
         """Split an update into its tensors, for `add`, and its class statistics, for `pool`.
@@ -111,6 +112,10 @@ class Folding:
         kind = update.kind
         strategy = self._kinds[kind]
         with np.errstate(over="ignore", invalid="ignore"), own_code(type(strategy)):
+            if self._optimizer.extrapolates:
+                sums = self._squares.setdefault(kind, {})
+                for name, square in squared_changes(self._model.weights, update.tensors).items():
+                    sums[name] = sums.get(name, 0.0) + weight * square
             self._states[kind] = strategy.fold(self._states[kind], update, weight)
 
     def trained(self, update: Update) -> tuple[str, Tensors]:
@@ -150,7 +155,9 @@ class Folding:
             except OwnCodeError as error:
                 effects[name] = KindResult()
                 failures.append(f"{name} is left out: {error}")
-        merged, odd = self._pooled(merge(self._model, effects, self._optimizer, self._carried, self._mixed))
+        merged, odd = self._pooled(
+            merge(self._model, effects, self._optimizer, self._carried, self._mixed, self._squares)
+        )
         odd = "; ".join([*failures, *([odd] if odd else [])])
         if not all(all_finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
             raise TensorError("the merged model is not finite")

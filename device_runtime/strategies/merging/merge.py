@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Up
 from .server_optimizer import ServerOptimizer
 
 NOTHING_CARRIED = CarriedState()
+NO_SQUARES: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 FEDAVG = ServerOptimizer()
 OPTIMIZER = "server-optimizer"
 """The key of the optimiser's moments in `CarriedState.memory`, whose other keys are names of kinds."""
@@ -57,12 +59,14 @@ def merge(
     optimizer: ServerOptimizer = FEDAVG,
     carried: CarriedState = NOTHING_CARRIED,
     mixed: bool = False,
+    squares: Mapping[str, Mapping[str, float]] = NO_SQUARES,
 ) -> Merged:
     """Join the results of all kinds; `kinds` is by name, in the order of preference.
 
     1. Each tensor is averaged across kinds over the devices that trained it, by weight; a tensor that no
        device trained stays. In `mixed` rounds few samples move it by less (`damped_step`).
-    2. `optimizer` steps towards that mean.
+    2. `optimizer` steps towards that mean; `squares` are weighted sums of the updates' squared changes, by
+       kind and tensor, for an optimiser that extrapolates.
     3. Zeroth-order steps follow, scaled by their share of the samples behind all that moves the base (1 if
        there is nothing else).
     4. Assigned tensors are set, then each kind refines the result, in order. In `mixed` rounds the base goes
@@ -82,6 +86,9 @@ def merge(
         means, mean_weights = damped_step(model.weights, joined, mean_weights)
     else:
         means, mean_weights = joined.mean(), NO_TENSORS
+    if optimizer.extrapolates:
+        mean_squares = _mean_squares(kinds, joined, squares)
+        optimizer = optimizer.extrapolated(model.weights, joined.mean(), mean_squares)
     moved, moments = optimizer.step(model.weights, means, carried.memory.get(OPTIMIZER, {}))
     moving = sum(result.num_examples for result in results if result.mean is not None or result.steps)
     steps = tuple(
@@ -106,6 +113,19 @@ def merge(
         replayable=replayable,
         carried=_carried(carried, kinds, {OPTIMIZER: moments, DAMPING_MEMORY: mean_weights}, base),
     )
+
+
+def _mean_squares(
+    kinds: Mapping[str, KindResult], joined: TensorMean, squares: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """The mean of the updates' squared changes, by tensor, over the updates that are in the mean."""
+    means: dict[str, float] = {}
+    for kind, sums in squares.items():
+        result = kinds[kind].mean
+        for name, total in sums.items():
+            if result is not None and name in result.sums:
+                means[name] = means.get(name, 0.0) + total / joined.behind(name)
+    return means
 
 
 def _beside_others(

@@ -1,6 +1,7 @@
-"""Server optimizers: FedAvg, FedAvgM, FedAdagrad, FedAdam and FedYogi step from the base to the mean.
+"""Server optimizers: FedAvg, FedAvgM, FedExP, FedAdagrad, FedAdam and FedYogi step from the base to the mean.
 
-Reddi et al. 2021 (Adaptive Federated Optimization), algorithm 2; Hsu et al. 2019, section 4.3 (FedAvgM).
+Reddi et al. 2021 (Adaptive Federated Optimization), algorithm 2; Hsu et al. 2019, section 4.3 (FedAvgM);
+Jhunjhunwala et al. 2023 (FedExP), algorithm 1.
 
 `MergeRule` is the interface of a user's own rule.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from device_runtime.models.bundles.names import RUNNING_STATISTICS
 from device_runtime.models.bundles.tensors import Tensors, Vector
+from device_runtime.models.bundles.weights import leading_index
 from device_runtime.models.engines.base import BLOCK, blocks
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.plugins import Plugin, own_code
@@ -38,11 +40,12 @@ class MergeRule(Plugin, ABC):
         """
 
 
-Name = Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
+Name = Literal["fedavg", "fedavgm", "fedexp", "fedadagrad", "fedadam", "fedyogi"]
 
 DEFAULT_LR: Mapping[Name, float] = {
     "fedavg": 1.0,
     "fedavgm": 1.0,
+    "fedexp": 1.0,
     "fedadagrad": 0.03,
     "fedadam": 0.01,
     "fedyogi": 0.01,
@@ -59,6 +62,7 @@ class ServerOptimizer:
 
     fedavg: w += lr delta; with lr 1, the mean itself.
     fedavgm: m = momentum m + delta, w += lr m.
+    fedexp: w += lr f delta, with f from `extrapolation`.
     The others: m = beta1 m + (1 - beta1) delta, w += lr m / (sqrt(v) + tau), where v starts at tau^2, without
     bias correction; fedadam: v = beta2 v + (1 - beta2) delta^2, fedyogi: v -= (1 - beta2) delta^2
     sign(v - delta^2), fedadagrad: v += delta^2, without betas.
@@ -72,14 +76,21 @@ class ServerOptimizer:
     lr: Annotated[
         float | None,
         Setting(
-            "Learning rate of the server optimiser; none: 1 (fedavg, fedavgm), 0.03 (fedadagrad), else 0.01.",
+            "Learning rate of the server optimiser; none: 0.01 (fedadam, fedyogi), 0.03 (fedadagrad), or 1.",
             example=0.001,
             more_than=0,
         ),
     ] = None
     beta1: Annotated[float, Setting("Decay of the first moment.", 0.95, at_least=0, less_than=1)] = 0.9
     beta2: Annotated[float, Setting("Decay of the second moment.", 0.999, at_least=0, less_than=1)] = 0.99
-    tau: Annotated[float, Setting("Added to the root of the second moment.", 1e-4, more_than=0)] = 1e-3
+    tau: Annotated[
+        float,
+        Setting(
+            "Added to the root of the second moment; of fedexp, to the square of the mean.",
+            1e-4,
+            more_than=0,
+        ),
+    ] = 1e-3
     momentum: Annotated[float, Setting("Momentum of fedavgm.", 0.5, at_least=0, less_than=1)] = 0.9
     settings: Annotated[
         Mapping[str, Any], Setting("Settings of an own merge rule.", {}, beside={"name": "fedavg"})
@@ -116,9 +127,29 @@ class ServerOptimizer:
         return DEFAULT_LR[cast(Name, self.name)] if self.lr is None else self.lr
 
     @property
+    def extrapolates(self) -> bool:
+        """Whether its rate depends on how long the updates are beside their mean."""
+        return self.name == "fedexp"
+
+    def extrapolated(self, base: Tensors, mean: Tensors, squares: Mapping[str, float]) -> ServerOptimizer:
+        """FedExP for one round: its rate is longer by f, which is never below 1; others stay as they are.
+
+            f = max(1, sum_i p_i |delta_i|^2 / (2 (|delta|^2 + tau)))
+
+        squares: the mean over the updates of their squared change, by tensor. The more the updates differ,
+        the shorter is their mean, and the further it may go.
+        """
+        if not self.extrapolates:
+            return self
+        changes = squared_changes(base, {name: mean[name] for name in squares})
+        longer = sum(squares.values()) / (2 * (sum(changes.values()) + self.tau))
+        return replace(self, lr=self.rate * max(1.0, longer))
+
+    @property
     def moments(self) -> tuple[str, ...]:
         """Which of the moments m and v it keeps for every trained tensor."""
-        return {"fedavg": (), "fedavgm": ("m",), "fedadagrad": ("v",)}.get(self.name, ("m", "v"))
+        some = {"fedavg": (), "fedexp": (), "fedavgm": ("m",), "fedadagrad": ("v",)}
+        return some.get(self.name, ("m", "v"))
 
     def step(
         self, base: Tensors, mean: Tensors, memory: Tensors
@@ -134,7 +165,7 @@ class ServerOptimizer:
                 stepped, remembered = own.step(base, mean, memory)
                 return dict(stepped), dict(remembered)
         after, next_memory = dict(mean), dict(memory)
-        if self.name == "fedavg" and self.rate == 1:
+        if not self.moments and self.rate == 1:
             return after, next_memory
         for name, value in mean.items():
             if name in base and value.dtype.kind == "f" and not name.endswith(RUNNING_STATISTICS):
@@ -190,6 +221,19 @@ class ServerOptimizer:
             v *= np.float32(self.beta2)
             room *= np.float32(1 - self.beta2)
         v += room
+
+
+def squared_changes(base: Tensors, update: Tensors) -> dict[str, float]:
+    """The squared length of the change of each of the base's float tensors, also of leading parts of them."""
+    changes = {}
+    for name, value in update.items():
+        whole = base.get(name)
+        if whole is None or value.dtype.kind != "f" or name.endswith(RUNNING_STATISTICS):
+            continue
+        part = whole[leading_index(value.shape)] if value.ndim == whole.ndim else whole
+        if part.shape == value.shape:
+            changes[name] = float(np.square(np.subtract(value, part, dtype=np.float32)).sum(dtype=np.float64))
+    return changes
 
 
 def _copy(name: str, value: NDArray[Any], shape: tuple[int, ...]) -> Vector:

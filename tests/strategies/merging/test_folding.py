@@ -9,8 +9,10 @@ import pytest
 from device_runtime.models.errors import TensorError
 from device_runtime.strategies.interface.aggregator_half import CarriedState, KindResult
 from device_runtime.strategies.interface.device_half import Update
+from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.merging.folding import Folding
+from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
 
 
 @dataclass(frozen=True)
@@ -71,3 +73,30 @@ def test_a_finite_base_is_refined_and_teaches_the_family(round_model):
     )
     assert odd == ""
     assert after.base[name].tolist() == after.carried.family["small"]["w"].tolist() == [2.0] * 10
+
+
+def moved_bias(round_model, kinds, sent, optimizer):
+    """How far the classifier's bias goes; `sent`: kind, weight, and change of each of its ten values."""
+    name = round_model.manifest.head.bias
+    folding = Folding({kind: registry.make(kind) for kind in kinds}, round_model, optimizer=optimizer)
+    for kind, weight, change in sent:
+        update = {name: (round_model.weights[name] + np.float32(change)).astype(np.float32)}
+        folding.add(Update(kind, update, 10, 0.5), weight)
+    return (folding.merged()[0].base[name] - round_model.weights[name]).mean()
+
+
+def test_with_fedexp_updates_that_differ_go_further_than_their_mean(round_model):
+    """By half the mean of the squares over the square of the mean, where that is more than 1."""
+    sent = [("full", 30.0, 3.0), ("full", 10.0, -1.0)]
+    assert moved_bias(round_model, ["full"], sent, ServerOptimizer()) == pytest.approx(2)
+    fedexp = ServerOptimizer("fedexp", tau=1e-6)
+    assert moved_bias(round_model, ["full"], sent, fedexp) == pytest.approx(2)  # 7 / (2 * 4)
+    sent = [("full", 30.0, 3.0), ("full", 10.0, -5.0)]  # 13 / (2 * 1)
+    assert moved_bias(round_model, ["full"], sent, fedexp) == pytest.approx(6.5, rel=1e-5)
+
+
+def test_fedexp_does_not_count_updates_that_are_not_in_the_mean(round_model):
+    sent = [("full", 30.0, 3.0), ("full", 10.0, -5.0)]
+    alone = moved_bias(round_model, ["full"], sent, ServerOptimizer("fedexp"))
+    beside = [*sent, ("few-shot", 10.0, 100.0)]
+    assert moved_bias(round_model, ["full", "few-shot"], beside, ServerOptimizer("fedexp")) == alone

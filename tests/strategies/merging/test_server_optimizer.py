@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from device_runtime.models.engines.base import BLOCK
-from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
+from device_runtime.strategies.merging.server_optimizer import ServerOptimizer, squared_changes
 
-NAMES = ("fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
+NAMES = ("fedavg", "fedexp", "fedavgm", "fedadagrad", "fedadam", "fedyogi")
+MOMENTS = NAMES[2:]
 
 
 def w(*values):
@@ -41,6 +42,30 @@ def test_fedavgm_by_hand():
     values, memory = rounds(ServerOptimizer("fedavgm", momentum=0.5), [1, 2, -1], w(10))
     assert [float(value[0]) for value in values] == [11, 13.5, 13.75]
     assert {key: float(value[0]) for key, value in memory.items()} == {"m/w": 0.25}
+
+
+def test_fedexp_goes_further_the_more_the_updates_differ():
+    """The square of the mean (1, 1) is 2, so f is the mean of squares / (2 (2 + 1)), and at least 1."""
+    optimizer = ServerOptimizer("fedexp", lr=0.5, tau=1)
+    assert optimizer.extrapolated(w(0, 0), w(1, 1), {"w": 6.0}).rate == 0.5
+    assert optimizer.extrapolated(w(0, 0), w(1, 1), {"w": 12.0}).rate == 1.0
+    assert optimizer.extrapolated(w(0, 0), w(1, 1), {"w": 1.0}).rate == 0.5
+    assert optimizer.extrapolated(w(0, 0), w(1, 1), {}).rate == 0.5
+
+
+def test_no_other_optimiser_extrapolates():
+    for name in NAMES:
+        longer = ServerOptimizer(name).extrapolated(w(0), w(1), {"w": 100.0})
+        assert (longer.rate > ServerOptimizer(name).rate) == (name == "fedexp")
+
+
+def test_the_squared_change_is_that_of_float_tensors_and_leading_parts_of_them():
+    base = {"a": np.ones((2, 3), np.float32), "count": np.zeros(2, np.int64)}
+    base["n.running_mean"] = np.zeros(2, np.float32)
+    sent = {name: value + 2 for name, value in base.items()} | {"new": np.ones(4, np.float32)}
+    assert squared_changes(base, sent) == {"a": 24.0}
+    assert squared_changes(base, {"a": np.zeros((1, 2), np.float32)}) == {"a": 2.0}
+    assert squared_changes(base, {"a": np.zeros(6, np.float32)}) == {}
 
 
 def test_fedadam_by_hand():
@@ -129,7 +154,7 @@ def test_fedavgm_is_torchs_sgd_with_momentum_of_the_negative_delta():
     np.testing.assert_allclose(values[-1], parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("name", MOMENTS)
 def test_a_tensor_that_nobody_trained_keeps_its_value_and_its_moments(name):
     optimizer = ServerOptimizer(name)
     base = {"a": np.ones(3, np.float32), "b": np.ones(2, np.float32)}
@@ -190,14 +215,14 @@ def test_a_mean_or_a_moment_of_another_shape_is_refused():
 
 
 def test_the_rate_is_the_usual_one_of_its_name_unless_it_is_given():
-    assert [ServerOptimizer(name).rate for name in NAMES] == [1, 1, 0.03, 0.01, 0.01]
+    assert [ServerOptimizer(name).rate for name in NAMES] == [1, 1, 1, 0.03, 0.01, 0.01]
     assert ServerOptimizer("fedadam", lr=0.001).rate == 0.001
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "fedsgd"}, "'fedsgd'; there are fedavg, fedavgm, fedadagrad, fedadam, fedyogi"),
+        ({"name": "fedsgd"}, "'fedsgd'; there are fedavg, fedavgm, fedexp, fedadagrad, fedadam, fedyogi"),
         ({"lr": 0.0}, "lr is 0.0"),
         ({"tau": 0.0}, "tau is 0.0"),
         ({"beta1": 1.0}, "beta1 is 1.0"),

@@ -191,6 +191,17 @@ def test_moments_of_a_server_optimiser_remember_little_of_one_false_round(round_
     assert moment(1e4) < 3 * moment(1.0)
 
 
+def test_a_false_update_makes_the_step_of_fedexp_no_longer_than_the_honest_ones_are(round_model):
+    """Its step grows with the lengths of updates, which are bounded before."""
+
+    def step(lie):
+        sent = [*(moved(round_model, "full", 1.0, i) for i in range(9)), moved(round_model, "full", lie, 9)]
+        merged = Seen(round_model, "full", optimizer=ServerOptimizer("fedexp")).merge(sent).merged
+        return change_length(merged.base, round_model.weights)
+
+    assert step(1e4) < 3 * step(1.0)
+
+
 def test_an_update_that_is_shortened_weighs_no_more_than_others(round_model):
     sent = [moved(round_model, "full", 1.0, i) for i in range(9)] + [moved(round_model, "full", 1e4, 9)]
     watch = Seen(round_model, "full")
