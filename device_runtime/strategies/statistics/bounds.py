@@ -118,11 +118,12 @@ class Usual:
 def largest_size(sizes: Sequence[float], rounds: NDArray[np.float64]) -> float:
     """The most samples that a device counts for in a round of devices of these sizes; inf if none is known.
 
-    `rounds`: the usual numbers of earlier rounds.
+    It is no less than SIZE, as devices of an own kind may have no samples. `rounds`: the usual numbers of
+    earlier rounds.
     """
     if not sizes:
         return inf
-    return SIZE * Usual.of(Usual(size=_quartile(sizes)), rounds).size
+    return SIZE * max(1.0, Usual.of(Usual(size=_quartile(sizes)), rounds).size)
 
 
 class StatisticsBounds:

@@ -121,6 +121,7 @@ def test_the_largest_size_is_three_times_the_upper_quartile():
     """Of 10, 20, 30, 40 and a million the upper quartile is 40."""
     assert bounds.largest_size([10, 20, 1_000_000, 30, 40], no_rounds()) == 3 * 40
     assert bounds.largest_size([10, 1_000_000], no_rounds()) == np.inf
+    assert bounds.largest_size([0] * 50, no_rounds()) == 3
     assert bounds.largest_size([1_000_000], np.array([[40.0, -1, -1, -1]] * 3)) == 3 * 40
     sent = [honest(i) for i in range(5)]
     within, _ = round_of([*sent, replace(sent[0], sums=sent[0].sums.weighted(1e4))])
