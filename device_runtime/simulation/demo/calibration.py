@@ -25,6 +25,11 @@ ROOM = 0.75
 
 The rest is for the margin that a device plans with, and for devices with more samples than others.
 """
+SPARE = 1.5
+"""How many times faster boards the machine must keep up with while it is measured.
+
+Devices do more than train: they write, send and receive, and the aggregator merges and evaluates beside them.
+"""
 SCALES = (1.0, 2.0, 4.0, 8.0)
 """The factors by which the emulated boards may be slower still."""
 
@@ -52,7 +57,7 @@ def scale(bundle: Bundle, boards: Sequence[tuple[str, float]], demo_round: DemoR
     room_s = ROOM * demo_round.deadline_s / demo_round.steps
 
     def keeps_up(scale: float) -> bool:
-        paced = [PacedStep(step, scale * step_s) for step, step_s in zip(steps, seconds, strict=True)]
+        paced = [PacedStep(step, scale * step_s / SPARE) for step, step_s in zip(steps, seconds, strict=True)]
         return in_time(seconds, stretches(paced), room_s)
 
     return first_kept_up(keeps_up)
