@@ -30,8 +30,8 @@ from device_runtime.strategies.kinds.fedavg import FedAvg
 
 folder, wrong, leave = Path(sys.argv[1]), sys.argv[3] == "wrong", int(sys.argv[4])
 if wrong:
-    cost = Full.cost
-    Full.cost = lambda *a: replace(cost(*a), peak_memory_bytes=1)
+    cost = FedAvg.cost
+    FedAvg.cost = lambda *a: replace(cost(*a), peak_memory_bytes=1)
     EngineGuard._needed = lambda *_: 1
 bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))
 task = DeviceTask(Settings("a", folder / "a.npz", folder), {"": bundle}, time.monotonic, LinkSpeed())

@@ -72,7 +72,7 @@ FLEET = (
     DemoDevice("phone-a", "phone-high"),
     DemoDevice("phone-b", "phone-high"),
     DemoDevice("board", "pi-5"),
-    DemoDevice("tracker", "phone-mid", uplink=90e3, downlink=90e3),
+    DemoDevice("tracker", "phone-mid", uplink=140e3, downlink=140e3),
     DemoDevice("station", "pi-5", uplink=300.0, smallest_count=200),
     DemoDevice("jetson", "jetson-nano", digits=(6,)),
     DemoDevice("buoy", "jetson-nano", uplink=300.0, digits=(5, 7)),

@@ -122,16 +122,17 @@ def test_runs_end_with_a_command_that_is_killed_and_what_it_left_is_gone_on_with
 
 
 @pytest.mark.slow
-def test_a_policy_that_nobody_can_follow_is_left_out_of_a_report_that_says_so(small):
+def test_a_policy_that_nobody_can_follow_has_no_figures_in_a_report_that_says_why(small):
     ended = run(
         small, "small.toml", "--compare", "kinds=drop,class-means", "--deadline", "0.25", "--run-dir", "here",
         "--executor", "plain",
     )  # fmt: skip
     assert ended.returncode == 2
     assert re.search(r"^device-runtime: drop-0: round 1 has 0 of 1 updates", ended.stderr, re.M)
-    assert re.search(r"^ +class-means$", ended.stdout, re.M)
+    assert re.search(r"^ +class-means +drop$", ended.stdout, re.M)
+    assert re.search(r"^final accuracy +\d+\.\d% +–$", ended.stdout, re.M)
     page = (small / "here" / "report.html").read_text("utf-8")
-    assert "<dt>drop</dt><dd>left out, as drop-0: round 1 has 0 of 1 updates" in page
+    assert "<dt>drop</dt><dd>failed: round 1 has 0 of 1 updates" in page
 
 
 def test_without_matplotlib_nothing_is_run(small, monkeypatch, capsys):

@@ -107,7 +107,7 @@ def test_the_report_says_what_each_device_sent_and_what_limits_it(capsys):
     assert rows["buoy"] == "jetson-nano 300 B/s up 2 zeroth-order needs 9 s of 2 s (link)"
     limits = "300 B/s up; owner: no class of fewer than 200 samples"
     assert rows["station"] == f"pi-5 {limits} 1 few-shot takes too long, mostly to compute"
-    assert rows["tracker"] == "phone-mid 90 kB/s up, 90 kB/s down nothing"
+    assert rows["tracker"] == "phone-mid 140 kB/s up, 140 kB/s down nothing"
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
