@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import onnx
 import torch
 from torch import Tensor, fx
 
@@ -77,6 +76,8 @@ def describing(
 
 def undescribed(model: bytes) -> bytes:
     """The ONNX file without descriptions."""
+    import onnx  # the torch engine needs these modules, and not this package
+
     parsed = onnx.load_from_string(model)
     for node in parsed.graph.node:
         node.doc_string = ""
