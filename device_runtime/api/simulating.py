@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from device_runtime import own_files
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.device.selection.choose import ChoicePolicy
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.networks.own import is_portable, source_of
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation.compare.completing import (
@@ -37,12 +40,13 @@ from device_runtime.simulation.report.write import side_by_side
 from device_runtime.simulation.rounds.callbacks import Callback
 from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.simulation.scenarios.scenario import Scenario
-from device_runtime.strategies import plugins
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry
 
 from .progress import view_of
 from .result import ComparedFolders, SimulationResult
+
+log = logging.getLogger(__name__)
 
 Kind = str | AnyStrategy | tuple[str, Mapping[str, Any]] | KindSettings
 """A kind of update: its name, an instance of its class, a name with settings, or an entry of a task."""
@@ -62,6 +66,8 @@ def simulate(
     seeds: int | None = None,
     devices: int | None = None,
     rounds: int | None = None,
+    module: Callable[..., Any] | str | None = None,
+    device: str | None = None,
     callbacks: Sequence[Callback] = (),
     run_dir: str | Path | None = None,
     executor: ExecutorRequest | str = "auto",
@@ -80,6 +86,10 @@ def simulate(
     kinds: the kinds of update that the policy `mixed` offers, the preferred first (default: the task's).
     seeds: run with seeds 0 to `seeds` - 1 (default: 1). devices: in the fleet (default: 100).
     rounds: of the task (default: as a Task or Scenario says, 20 of a bundle).
+    module: the network of a bundle of own code, by which torch trains it, on a GPU too: the nn.Module that
+    was exported, a function that gives it, or "FILE.py:NAME" (or "PACKAGE.MODULE:NAME"). Only a text means
+    the same to other processes: all runs and devices of a module or function are trained in this one.
+    device: cpu or, by torch, cuda or cuda:N (default: as a Scenario says, cpu).
     callbacks: are called in this process, where all runs are then done.
     run_dir: keep the runs here, and go on with those that were stopped; None: they go with the result.
     executor: how the devices' models are trained: auto, plain, batched, processes or ray.
@@ -95,7 +105,7 @@ def simulate(
     >>> [run.accuracy.shape for run in result.runs]
     [(2,), (2,)]
     """
-    if plugins.is_loading():
+    if own_files.is_loading():
         raise ScenarioError(
             "simulate was called while another process loaded this file for its classes: "
             'put the call below `if __name__ == "__main__":`'
@@ -112,7 +122,10 @@ def simulate(
     )
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="device-runtime-"))
     try:
-        done = _completed(planned(scenario, selection, folder), run, _count("parallel", parallel), progress)
+        with source_of("" if module is None else module) as source:
+            scenario = _on(scenario, source, device)
+            plan = planned(scenario, selection, folder)
+            done = _completed(plan, run, _count("parallel", parallel), progress)
         return SimulationResult(done, temporary=run_dir is None)
     except BaseException:
         if run_dir is None:
@@ -194,6 +207,8 @@ def _completed(
     """Does the missing runs, and returns the plan without policies that failed."""
     alone = len(plan.missing()) < 2
     here = alone or bool(run.callbacks) or not may_run_elsewhere(plan)
+    if not (alone or is_portable(module := plan.scenario.module)):
+        log.warning("only this process has module %s: it does all runs, one after another", module[1:])
     if here:
         run = replace(run, load=LastDataSet().load)
     check_runs(plan, run)
@@ -204,6 +219,12 @@ def _completed(
     if failed is not None:
         warnings.warn(f"left out: {', '.join(done.without)} ({failed})", RuntimeWarning, stacklevel=3)
     return done
+
+
+def _on(scenario: Scenario, module: str, device: str | None) -> Scenario:
+    """The scenario with the source of a module, unless it is empty, and on a device, unless it is None."""
+    changes = {"module": module or scenario.module, "place": scenario.place if device is None else device}
+    return msgspec.structs.replace(scenario, **changes)
 
 
 def _scenario(task: Scenario | Task | Bundle | str | Path) -> Scenario:

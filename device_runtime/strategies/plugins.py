@@ -6,21 +6,20 @@ GROUPS. Sources reach the processes that this one starts by an environment varia
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import json
 import logging
 import os
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import dropwhile
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any, ClassVar
+
+from device_runtime import own_files
 
 from .errors import KindError, OwnCodeError
 
@@ -32,9 +31,6 @@ GROUPS = tuple(f"device_runtime.{sort}" for sort in ("kinds", "terms", "merge_ru
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _STANDARD = f"{Path(os.__file__).parent}{os.sep}"
 """The folders of this package and of Python's own library."""
-_loading: list[str] = []
-_files: dict[str, Path] = {}
-"""The files of loaded modules, by the name of the module."""
 
 
 class Plugin:
@@ -52,8 +48,10 @@ def load_object(source: str) -> Any:
     if not where or not name:
         raise KindError(f"{source!r} names no class, expected FILE.py:CLASS or PACKAGE.MODULE:CLASS")
     try:
-        with _while_loading(source):
-            module = _file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        with own_files.loading(source):
+            module = (
+                own_files.module_of(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+            )
             return getattr(module, name)
     except AttributeError:
         raise KindError(f"{where} has no {name}") from None
@@ -74,11 +72,6 @@ def absolute(source: str) -> str:
     if not Path(where).is_file():
         raise KindError(f"there is no file {where}")
     return f"{Path(where).resolve()}:{name}"
-
-
-def is_loading() -> bool:
-    """Whether the code that runs now was called while a source was being loaded."""
-    return bool(_loading)
 
 
 def sources() -> tuple[str, ...]:
@@ -104,8 +97,8 @@ def source_of(part: type) -> str:
     """
     if "." in part.__qualname__:
         return ""
-    if part.__module__ in _files:
-        return f"{_files[part.__module__]}:{part.__qualname__}"
+    if part.__module__ in own_files.FILES:
+        return f"{own_files.FILES[part.__module__]}:{part.__qualname__}"
     if "." in part.__module__:
         return f"{part.__module__}:{part.__qualname__}"
     try:
@@ -143,7 +136,7 @@ def own_code(part: type[Any]) -> Iterator[None]:
 
 def place_of(error: BaseException) -> str:
     """Where code of a user's own, called by this package, raised it: "FILE:LINE"; else empty."""
-    own = {str(path) for path in _files.values()} | _files_of_own_classes()
+    own = {str(path) for path in own_files.FILES.values()} | _files_of_own_classes()
     frames = traceback.extract_tb(error.__traceback__)
     called = dropwhile(lambda frame: not frame.filename.startswith(_PACKAGE), frames)
     places = [frame for frame in called if frame.filename in own]
@@ -196,31 +189,3 @@ def installed() -> Iterator[Any]:
                 yield point.load()
             except Exception as error:
                 log.warning("%s of %s cannot be loaded: %s", point.name, point.value, error)
-
-
-def _file(path: Path) -> ModuleType:
-    """The module of a file, which is run only once. Raises KindError."""
-    name = f"own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise KindError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their own module up
-    _files[name] = path
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-@contextmanager
-def _while_loading(source: str) -> Iterator[None]:
-    _loading.append(source)
-    try:
-        yield
-    finally:
-        _loading.pop()

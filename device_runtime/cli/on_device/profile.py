@@ -72,7 +72,7 @@ def measure_profile(bundle: Bundle, options: argparse.Namespace) -> DeviceProfil
     other = emulation(options)
     watch = guard_engine(other, memory_bytes(options))
     settings = replace(engine_settings(options), run_bytes=watch.run_bytes)
-    engine = str(engine_choice(bundle, settings.engine))
+    engine = str(engine_choice(bundle, settings))
     model = open_model(bundle, settings, watch=watch)
     speed = device_speed(model, clocks(time.perf_counter, settings, other), watch)
     model.unload()

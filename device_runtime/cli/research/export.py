@@ -36,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser._negative_number_matcher = re.compile(r"-\.?\d")  # --mean -0.5,1,2: argparse knows -0.5 alone
     add = parser.add_argument
-    add("factory", help=f"Export one of {', '.join(networks.NETWORKS)}; or package.module:name of a factory.")
+    add(
+        "factory",
+        help=f"Export one of {', '.join(networks.NETWORKS)}; or package.module:name or FILE.py:name of a "
+        "factory.",
+    )
     add(
         "--set",
         action="append",

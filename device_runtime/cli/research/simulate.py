@@ -66,6 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(AUTO, *ENGINES),
         help="Train with this engine; torch is quicker for convolutions (default: auto).",
     )
+    add(
+        "--device",
+        dest="place",
+        metavar="DEVICE",
+        help="Train on cpu or, by torch, on cuda or cuda:N (default: cpu).",
+    )
+    add(
+        "--module",
+        metavar="FILE.py:NAME",
+        help="Train a bundle of own code by torch: with this nn.Module, or what this function gives; "
+        "PACKAGE.MODULE:NAME, as for export, works too.",
+    )
     add_data(parser)
     add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")
     add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: 1).")

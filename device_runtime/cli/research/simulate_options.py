@@ -143,6 +143,8 @@ def _over(options: argparse.Namespace) -> dict[str, Any]:
         "data": data_values(options),
         "devices": options.devices,
         "engine": options.engine,
+        "place": options.place,
+        "module": options.module,
     }
     return {name: value for name, value in over.items() if value not in ({}, None)}
 

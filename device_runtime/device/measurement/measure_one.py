@@ -127,7 +127,7 @@ def run_order(order: MeasureOrder) -> MeasuredFigures:
     model.unload()
     collect_and_trim()
     here = own_memory(
-        profile(device.speed, str(engine_choice(bundle, device.engine.engine)), emulation),
+        profile(device.speed, str(engine_choice(bundle, device.engine)), emulation),
         device.memory_bytes,
     )
     load = workload(manifest, data.class_counts(len(manifest.labels)))

@@ -139,7 +139,7 @@ class DeviceTask(OneTask):
         self._engine_settings = replace(settings.engine, run_bytes=self.engine_guard.run_bytes)
         self.model = open_model(bundle, self._engine_settings, watch=self.engine_guard)
         self._states = StrategyStateStore(settings.folder / "memory")
-        self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
+        self._engine = f"{engine_choice(bundle, settings.engine)}"
         self._virtual = settings.emulation if settings.emulation and settings.emulation.time else None
         self._measurements = Measurements(settings.folder / "speed.json")
         self._key = cache_key(bundle.sha256, f"{self._engine} {self._engine_settings}", settings.emulation)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from importlib import metadata, util
+from typing import TYPE_CHECKING
 
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import AUTO as AUTO
@@ -11,6 +12,9 @@ from device_runtime.models.engines.base import DeviceModel, EngineWatch
 from device_runtime.models.errors import EngineError
 
 from .onnx_engine import BUILDS, OnnxModel, OrtTrainingModel, available, installed_builds
+
+if TYPE_CHECKING:
+    from device_runtime.models.torch_engine.engine import TorchModel
 
 PREFERRED = ("onnxruntime", "torch")
 """`auto` takes the first usable one; ordered by time and memory of a step, and by size of installation."""
@@ -30,22 +34,32 @@ class EngineChoice:
         return f"{self.name} {self.version}".strip() + f" ({self.reason})"
 
 
-def engine_choices(bundle: Bundle | None = None) -> tuple[EngineChoice, ...]:
+def engine_choices(
+    bundle: Bundle | None = None, settings: EngineSettings = DEFAULT_ENGINE_SETTINGS
+) -> tuple[EngineChoice, ...]:
     """Every engine, in the order of ENGINES; `chosen` marks the one that `auto` takes for this bundle.
 
     Without a bundle, for bundles in general. Looks at what is installed, and imports no engine.
     """
-    choices = (_onnxruntime(), _training(bundle), _torch(bundle))
+    choices = (_onnxruntime(), _training(bundle), _torch(bundle, settings.module))
     usable = {choice.name: choice for choice in choices if choice.usable}
-    best = next((name for name in PREFERRED if name in usable), None)
+    preferred = ("torch",) if settings.for_torch else PREFERRED
+    best = next((name for name in preferred if name in usable), None)
     return tuple(replace(choice, chosen=choice.name == best) for choice in choices)
 
 
-def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineChoice:
-    """The engine that `open_model` uses. Raises EngineError if it, or for `auto` any, cannot be used."""
-    choices = engine_choices(bundle)
+def engine_choice(
+    bundle: Bundle | None = None, settings: EngineSettings = DEFAULT_ENGINE_SETTINGS
+) -> EngineChoice:
+    """The engine that `open_model` uses: for `auto` torch, where it alone can do what is asked for.
+
+    Raises EngineError if it, or for `auto` any, cannot be used.
+    """
+    choices, engine = engine_choices(bundle, settings), settings.engine
     if engine not in (AUTO, *ENGINES):
         raise EngineError(f"there is no engine {engine!r}; there are {AUTO}, {', '.join(ENGINES)}")
+    if engine == AUTO and settings.for_torch:
+        engine = "torch"
     if engine == AUTO:
         for choice in choices:
             if choice.chosen:
@@ -55,6 +69,10 @@ def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineCho
     [choice] = [choice for choice in choices if choice.name == engine]
     if not choice.usable:
         raise EngineError(f"engine {engine} cannot be used here: {choice.reason}")
+    if engine != "torch" and settings.module:
+        raise EngineError(
+            f"engine {engine} runs a bundle's graphs, and no module ({settings.module}): engine torch can"
+        )
     return choice
 
 
@@ -70,13 +88,11 @@ def open_model(
     Raises EngineError as `engine_choice` does, or for a precision or device that the engine does not have;
     BundleError for a precision that the bundle does not have.
     """
-    name = engine_choice(bundle, settings.engine).name
+    name = engine_choice(bundle, settings).name
     if name == "torch":
         if settings.precision != "float32":
             raise EngineError(f"engine torch computes in float32, not in {settings.precision}")
-        from device_runtime.models.torch_engine.engine import TorchModel
-
-        return TorchModel(bundle, threads=settings.threads, batch=batch, watch=watch, device=settings.device)
+        return open_torch(bundle, settings, batch=batch, watch=watch)
     if settings.device != "cpu":
         raise EngineError(f"engine {name} computes on the cpu, not on {settings.device}; engine torch can")
     kind = OrtTrainingModel if name == "onnxruntime-training" else OnnxModel
@@ -87,6 +103,21 @@ def open_model(
         watch=watch,
         precision=settings.precision,
         run_bytes=settings.run_bytes,
+    )
+
+
+def open_torch(
+    bundle: Bundle, settings: EngineSettings, *, batch: int = 32, watch: EngineWatch | None = None
+) -> "TorchModel":
+    """Opens a bundle on engine torch, by the module of the settings if the bundle names no network.
+
+    Raises EngineError for a module that cannot be made or is not the bundle's, and as `TorchModel` does.
+    """
+    from device_runtime.models.torch_engine.engine import TorchModel, module_of
+
+    module = module_of(settings.module) if settings.module and bundle.manifest.source is None else None
+    return TorchModel(
+        bundle, module=module, threads=settings.threads, batch=batch, watch=watch, device=settings.device
     )
 
 
@@ -106,11 +137,11 @@ def _training(bundle: Bundle | None) -> EngineChoice:
     return EngineChoice("onnxruntime-training", version, True, reason)
 
 
-def _torch(bundle: Bundle | None) -> EngineChoice:
+def _torch(bundle: Bundle | None, module: str) -> EngineChoice:
     if not _installed("torch"):
         return EngineChoice("torch", "", False, "not installed: pip install 'device-runtime[torch]'")
     version = _version("torch")
-    if bundle is not None and bundle.manifest.source is None:
+    if bundle is not None and bundle.manifest.source is None and not module:
         says = f"bundle {bundle.manifest.name} does not say which network it was made from"
         return EngineChoice("torch", version, False, says)
     if bundle is not None and bundle.manifest.target.own:

@@ -29,6 +29,8 @@ class EngineSettings:
     precision: of forward passes, see PRECISIONS.
     threads: the number of threads inside one operator.
     device: cpu, or cuda or cuda:N on engine torch.
+    module: the source of the module (see `networks.own`) that engine torch runs for bundles that name no
+    network; empty: none.
     run_bytes: the most live activations of one run on ONNX Runtime, see Graph.rows.
     """
 
@@ -37,6 +39,12 @@ class EngineSettings:
     threads: int = 1
     device: str = "cpu"
     run_bytes: int = RUN_BYTES
+    module: str = ""
+
+    @property
+    def for_torch(self) -> bool:
+        """Whether engine torch alone can do what is asked for."""
+        return self.module != "" or self.device != "cpu"
 
 
 DEFAULT_ENGINE_SETTINGS = EngineSettings()

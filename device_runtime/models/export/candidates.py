@@ -27,6 +27,7 @@ from torch import nn
 from device_runtime.models.available_engines.onnx_engine import VERSION, available
 from device_runtime.models.bundles.manifest import ABOVE, ORT_TRAINING
 from device_runtime.models.errors import ExportError, one_line
+from device_runtime.models.networks.own import raised_at
 from device_runtime.models.torch_modules.functional_module import (
     FunctionalModule,
     batch_norms,
@@ -35,7 +36,6 @@ from device_runtime.models.torch_modules.functional_module import (
 )
 
 from .graph import convert, subgraph, to_onnx
-from .network_factory import raised_at
 from .parity import GraphCandidate
 from .trace import trace_features, trace_forward, trace_losses, trace_training, trainable_sets
 

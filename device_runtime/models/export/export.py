@@ -34,7 +34,7 @@ from device_runtime.models.bundles.targets import CROSS_ENTROPY, TargetSpec
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import BundleError, ExportError, ModelError, ParityError, one_line
 from device_runtime.models.export.graph_cost import graph_cost
-from device_runtime.models.export.network_factory import raised_at
+from device_runtime.models.networks.own import raised_at
 from device_runtime.models.peft.tunable_sets import (
     Sets,
     change_warning,

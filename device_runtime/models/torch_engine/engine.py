@@ -34,6 +34,7 @@ from device_runtime.models.engines.base import (
     even_share,
 )
 from device_runtime.models.errors import EngineError, ExportError
+from device_runtime.models.networks.own import own_network
 from device_runtime.models.peft.tunable_sets import inject, scale_features
 from device_runtime.models.torch_modules.functional_module import (
     ForwardPass,
@@ -80,12 +81,25 @@ def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.devic
     return FunctionalModule(module, head, example, outputs, loss)
 
 
+def module_of(source: str) -> nn.Module:
+    """The user's module of a source, as `networks.own` makes it; random values are drawn apart.
+
+    Raises EngineError.
+    """
+    hint = "name a function that needs none"
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return own_network(source, {}, hint)
+    except ExportError as error:
+        raise EngineError(f"module {error}") from error
+
+
 def _built_network(manifest: Manifest) -> nn.Module:
     source = manifest.source
     if source is None:
         raise EngineError(
             f"bundle {manifest.name} does not say which network it was made from; export it by a short "
-            "name, or give the torch engine its module"
+            "name, or give the torch engine its module (simulate --module)"
         )
     settings = {name: value for name, value in source.settings.items() if name not in torch_networks.FILES}
     try:

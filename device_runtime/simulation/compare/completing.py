@@ -14,6 +14,7 @@ import msgspec
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.device.selection.choose import policy_named
 from device_runtime.models.errors import ModelError
+from device_runtime.models.networks.own import is_portable
 from device_runtime.profiles.measure import usable_cores
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.errors import RunsFailed, SimulationError
@@ -112,7 +113,7 @@ def complete(
 def may_run_elsewhere(plan: ComparisonPlan) -> bool:
     """Whether other processes can do these runs.
 
-    The command must be installed, and able to load every kind, term, merge rule and choice policy.
+    The command must be installed, and able to load every kind, term, merge rule, choice policy and module.
     """
     scenarios = [of_policy(plan.scenario, policy) for policy in plan.comparison.policies]
     kinds = {kind.name: kind.strategy for scenario in scenarios for kind in scenario.task.kinds}
@@ -120,6 +121,7 @@ def may_run_elsewhere(plan: ComparisonPlan) -> bool:
     own += [type(rule) for scenario in scenarios if (rule := scenario.task.server.own_rule) is not None]
     return (
         has_command()
+        and is_portable(plan.scenario.module)
         and all(map(registry.is_portable, kinds.values()))
         and all(map(registry.is_loadable, own))
     )

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,13 @@ import numpy as np
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks import feasible
+from device_runtime.device.engine.profiling import random_samples
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.errors import ModelError
+from device_runtime.models.bundles.names import EngineSettings
+from device_runtime.models.errors import EngineError, ModelError
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.data.loading import prepared_targets
@@ -227,6 +231,9 @@ def _short(value: object) -> str:
 
 LOOKED_AT = 256
 """Samples, evenly spaced, that are checked against the bundle's input."""
+COMPARED, OFF_BUNDLE = 4, 1e-3
+"""Random samples on which a module is compared with its bundle, and how far it may be off, relative to the
+largest logit: ten times as far as an export allows."""
 
 
 def check(
@@ -234,15 +241,20 @@ def check(
 ) -> None:
     """Checks for errors that every run would have: opens the bundle, loads the data and divides it.
 
-    The data is divided as in the first missing run. This also fills the data cache once, rather than in each
-    of several processes. Raises the errors of `rounds.run.prepare`, ScenarioError for data that does not fit
-    the bundle and for a policy whose kinds the bundle cannot do, and ExecutorError.
+    The data is divided as in the first missing run. A module of the user's own is compared with its bundles.
+    This also fills the data cache once, rather than in each of several processes.
+
+    Raises the errors of `rounds.run.prepare`, EngineError, ScenarioError for data that does not fit the
+    bundle and for a policy whose kinds the bundle cannot do, and ExecutorError.
     """
     prepared = prepare(scenario, missing[0].seed, load)
     manifest = prepared.inputs.bundle.manifest
     for note in prepared.data.notes:
         log.info("%s: %s", scenario.data.path or scenario.data.source, note)
     fit(prepared.data, manifest, scenario.data.source)
+    for bundle in prepared.inputs.bundles.values():
+        if prepared.inputs.engine.module and bundle.manifest.source is None:
+            compare_module(bundle, prepared.inputs.engine)
     for sentence in without_effect(scenario, prepared, {name.policy for name in missing}):
         log.warning("%s", sentence)
     for policy in dict.fromkeys(name.policy for name in missing):
@@ -252,6 +264,22 @@ def check(
         except (ScenarioError, AggregatorError) as error:
             raise ScenarioError(f"{policy}: {error}") from None
         choice.choose(prepared.inputs, request, [kind.strategy for kind in task.kinds])
+
+
+def compare_module(bundle: Bundle, engine: EngineSettings) -> None:
+    """Raises EngineError for a module that cannot be run, or whose logits are not those of the bundle.
+
+    They are compared on random samples, on the CPU: equal tensors do not say that it is the same network.
+    """
+    theirs = open_model(bundle, replace(engine, device="cpu"))
+    x, _ = random_samples(bundle.manifest, COMPARED)
+    logits, expected = theirs.logits(x), open_model(bundle).logits(x)
+    off = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else inf
+    if not off <= OFF_BUNDLE * max(1e-3, float(np.abs(expected).max())):
+        raise EngineError(
+            f"module {engine.module} computes other logits than bundle {bundle.manifest.name}, off by up to "
+            f"{off:.2g} on random samples: was it changed after the export?"
+        )
 
 
 def without_effect(scenario: Scenario, prepared: PreparedRun, policies: Iterable[str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from math import inf, prod
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from device_runtime.models.available_engines.available import engine_choice
+from device_runtime.device.engine.profiling import random_samples
+from device_runtime.models.available_engines.available import engine_choice, open_torch
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.errors import EngineError, TensorError
@@ -23,6 +25,8 @@ from .job import ExecutorInputs, FailedJob, Result, TrainingJob, run_of
 
 if TYPE_CHECKING:
     from device_runtime.models.torch_engine.engine import TorchModel
+
+log = logging.getLogger(__name__)
 
 TOGETHER = 32
 """Networks that are trained at once on a CPU; on a GPU as many as fit GPU_SHARE of its memory."""
@@ -64,7 +68,7 @@ class BatchedNetworks:
             return False
         from device_runtime.models.torch_engine.many import can_train_many, is_faster_together
 
-        if not can_train_many(self._manifest, plan.tunable):
+        if not can_train_many(self._manifest, plan.tunable) or not self._runs_together(plan):
             return False
         on_cpu = self._inputs.engine.device == "cpu"
         return bool(self._pays or is_faster_together(self._manifest, plan.tunable, on_cpu))
@@ -103,15 +107,27 @@ class BatchedNetworks:
         if self._model is not None:
             self._model.unload()
 
+    def _runs_together(self, plan: TrainingPlan) -> bool:
+        """Whether copies of a user's own module can be run together: vmap cannot run all operators."""
+        if not self._inputs.engine.module or self._manifest.source is not None:
+            return True
+        from device_runtime.models.torch_engine.many import CopySamples, train_many
+
+        x, y = random_samples(self._manifest, 2)
+        copy = CopySamples(x, y, [np.arange(2)])
+        try:
+            train_many(self._opened(), plan.tunable, [copy, copy], Sgd(0.0))
+        except EngineError as error:
+            log.warning("devices are trained one after another: their copies cannot run together (%s)", error)
+            return False
+        return True
+
     def _on_torch(self) -> bool:
-        return engine_choice(self._inputs.bundle, self._inputs.engine.engine).name == "torch"
+        return engine_choice(self._inputs.bundle, self._inputs.engine).name == "torch"
 
     def _opened(self) -> TorchModel:
         if self._model is None:
-            from device_runtime.models.torch_engine.engine import TorchModel
-
-            settings = self._inputs.engine
-            self._model = TorchModel(self._inputs.bundle, threads=settings.threads, device=settings.device)
+            self._model = open_torch(self._inputs.bundle, self._inputs.engine)
         return self._model
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from device_runtime.models.available_engines.available import engine_choice
 from device_runtime.models.errors import EngineError
+from device_runtime.models.networks.own import is_portable
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.profiles.cost import MissingGraph
 from device_runtime.profiles.measure import usable_cores
@@ -92,6 +93,12 @@ def choose(inputs: ExecutorInputs, request: ExecutorRequest, kinds: Sequence[Any
         raise ExecutorError(f"there is no executor {request.name!r}; there are {', '.join(names())}")
     if request.address is not None and request.name not in (AUTO, "ray"):
         raise ExecutorError(f"executor {request.name} takes no address ({request.address}): only ray does")
+    elsewhere = request.address is not None or request.name in ("processes", "ray")
+    if elsewhere and not is_portable(inputs.engine.module):
+        raise ExecutorError(
+            f"executor {request.name} trains in other processes, which have no module "
+            f"{inputs.engine.module[1:]}: name it by FILE.py:NAME, or take executor auto, plain or batched"
+        )
     if request.name == "batched":
         return ExecutorChoice("plain", True, True, "as asked for")
     if request.name != AUTO:
@@ -107,6 +114,7 @@ def _fastest(inputs: ExecutorInputs, cores: int, kinds: Sequence[AnyStrategy]) -
     others = [kind for kind in kinds if kind not in together]
     heaviest = max((job_flops(inputs, kind) for kind in others), default=0.0)
     here = [kind.name for kind in others if not registry.is_portable(kind)]
+    here += [f"module {module[1:]}"] if not is_portable(module := inputs.engine.module) else []
     heavy = heaviest >= HEAVY_FLOPS and cores > 1 and inputs.engine.device == "cpu" and not here
     networks = bool(others) and _small(inputs) and not (heavy and cores > FEW_CORES)
     why = [f"{kind.name} of many devices is one matrix product" for kind in together]
@@ -151,7 +159,7 @@ def _form_flops(inputs: ExecutorInputs, form: AnyStrategy) -> float:
 def _small(inputs: ExecutorInputs) -> bool:
     """Whether the engine is torch and the network small enough to gain by batched training."""
     try:
-        engine = engine_choice(inputs.bundle, inputs.engine.engine).name
+        engine = engine_choice(inputs.bundle, inputs.engine).name
     except EngineError:
         return False  # reported when the engine is opened
     graph = inputs.bundle.manifest.graphs.get("train.all")

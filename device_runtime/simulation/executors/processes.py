@@ -96,7 +96,7 @@ class Processes:
         count = usable_cores() if workers is None else workers
         if not 1 <= count <= MOST_WORKERS:
             raise ExecutorError(f"workers is {count}, expected 1 to {MOST_WORKERS}")
-        engine_choice(inputs.bundle, inputs.engine.engine)
+        engine_choice(inputs.bundle, inputs.engine)
         self.name = f"processes ({count})"
         self._inputs, self._expected = inputs, ExpectedTensors(inputs)
         saved = _saved_in(inputs.clients)

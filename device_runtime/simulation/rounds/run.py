@@ -23,6 +23,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.networks.own import absolute
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.sampling import DeviceSampler, FleetInputs
@@ -78,6 +79,9 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
     Raises ScenarioError, DataSetError, ModelError.
     """
     bundle = Bundle.open(bundles.find_bundle(scenario.task.bundle))
+    if scenario.module and (source := bundle.manifest.source) is not None:
+        says = f"bundle {bundle.manifest.name} says which network it was made from ({source.network})"
+        raise ScenarioError(f"module is {scenario.module}, but {says}: leave the module out")
     try:
         family = open_family(scenario.task, bundle)
         scenario = _with_members(scenario, tuple(family))
@@ -89,9 +93,8 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
     if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
         parts = [part[y[part] == 0] for part in parts]
     clients = Clients.of(data.train_x, y, parts)
-    inputs = ExecutorInputs(
-        bundle, clients, EngineSettings(engine=scenario.engine, device=scenario.place), family
-    )
+    engine = EngineSettings(scenario.engine, device=scenario.place, module=absolute(scenario.module))
+    inputs = ExecutorInputs(bundle, clients, engine, family)
     return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle))
 
 

@@ -55,6 +55,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     eval_every: rounds between evaluations on the test samples; the last is evaluated too; 0: never.
     engine: the engine that trains (see `models.available_engines.available`).
     place: with engine torch, it may be cuda.
+    module: the network of a bundle of own code, as FILE.py:NAME or PACKAGE.MODULE:NAME, by which engine torch
+    trains it; empty: none.
     choose: the policy by which devices choose among updates; empty: the first that fits.
     all_kinds: settings for all kinds of every policy that have them, in place of the kinds' own.
     Raises ScenarioError for settings that are out of range or contradict each other.
@@ -68,6 +70,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     eval_every: int = 1
     engine: str = AUTO
     place: str = "cpu"
+    module: str = ""
     choose: str = ""
     all_kinds: SharedSettings = NONE_SHARED
     data: DataSpec = msgspec.field(default_factory=DataSpec)
@@ -114,8 +117,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for newer in ("groups", "validation_share", "client_level", "feature_columns", "client_column"):
             if not whole["data"][newer]:
                 del whole["data"][newer]
-        if not self.choose:
-            del whole["choose"]
+        for newer in ("choose", "module"):
+            if not whole[newer]:
+                del whole[newer]
         if not self.all_kinds.given:
             del whole["all_kinds"]
         return _encoder.encode(whole)
@@ -196,6 +200,9 @@ def _scenario_of(table: Mapping[str, Any], beside: Path) -> Scenario:
             raise ScenarioError(explained(error, GroupData, f"data.groups.{name}")) from None
     task |= {name: near(beside, task[name]) for name in ("bundle", "generic") if name in task}
     check_effect(task)
+    if isinstance(module := parts.get("module"), str):
+        file, colon, name = module.rpartition(":")
+        parts["module"] = f"{near(beside, file)}{colon}{name}" if file.endswith(".py") else module
     if "masks" in task:
         task["masks"] = stand_in_helpers(task["masks"])
     if "kinds" in task:

@@ -92,8 +92,9 @@ def test_a_device_is_for_engine_torch_alone_and_must_be_here(digits):
     with pytest.raises(
         EngineError, match="engine onnxruntime computes on the cpu, not on cuda; engine torch can"
     ):
-        open_model(digits, EngineSettings(device="cuda"))
+        open_model(digits, EngineSettings("onnxruntime", device="cuda"))
     pytest.importorskip("torch")
+    assert engine_choice(digits, EngineSettings(device="cuda")).name == "torch"
     with pytest.raises(EngineError, match="device cuda:99 is not available"):
         open_model(digits, EngineSettings("torch", device="cuda:99"))
 

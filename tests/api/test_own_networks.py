@@ -1,0 +1,171 @@
+"""Bundles of own code that torch trains in simulations: `module` of `dr.simulate`, `simulate --module`."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import device_runtime as dr
+from device_runtime.cli import main
+from device_runtime.models.errors import EngineError, ExportError
+from device_runtime.models.networks.own import own_network
+from device_runtime.simulation.errors import ExecutorError, ScenarioError
+from device_runtime.simulation.executors.batched_many import BatchedNetworks
+from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.rounds.run import prepare
+from device_runtime.simulation.scenarios import scenario as scenarios
+from device_runtime.strategies.kinds import registry
+
+torch = pytest.importorskip("torch")
+
+TRAINED = 3e-5
+"""How far apart two engines train, as a share of the largest weight; test_available.py has 3e-6 to 5e-4."""
+SMALL = {"fleet": "phones", "devices": 6, "rounds": 2, "policies": ["fedavg"], "progress": False}
+SMALL |= {"data": dr.data.digits(max_train=60, max_test=20)}
+NETWORK = """
+from torch import nn
+from layers import WIDTH
+
+class Net(nn.Module):
+    def __init__(self, width=WIDTH, activation=nn.ReLU):
+        super().__init__()
+        self.conv, self.act, self.fc = nn.Conv2d(1, width, 3), activation(), nn.Linear(36 * width, 10)
+
+    def forward(self, x):
+        return self.fc(self.act(self.conv(x)).flatten(1))
+
+def build(): return Net()
+def wide(): return Net(5)
+def changed(): return Net(activation=nn.Tanh)
+def sized(width): return Net(width)
+def fails(): raise OSError("no such weights")
+ready, number = Net(), 3
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """net.py, a file that it imports, and the bundle of its network."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "layers.py").write_text("WIDTH = 4\n")
+    (folder / "net.py").write_text(NETWORK)
+    labels = list("0123456789")
+    network = own_network(f"{folder}/net.py:ready", {})
+    dr.export(network, folder / "bundle", input=(1, 8, 8), labels=labels, scale=1 / 16, tunable="all")
+    return folder
+
+
+def served(folder: Path, **arguments) -> dict[str, np.ndarray]:
+    """The model that the last round serves, and the name of the executor."""
+    run = dr.simulate(folder / "bundle", **SMALL, **arguments).runs[0]
+    assert len(run.accuracy) == 2
+    return load_file(run.folder / "served.safetensors")
+
+
+@pytest.fixture(scope="module")
+def by_onnx(folder):
+    return served(folder)
+
+
+def assert_close(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=TRAINED * np.abs(value).max())
+
+
+EXECUTORS = (
+    "plain",
+    "batched",
+    ExecutorRequest("processes", 2),
+    pytest.param(ExecutorRequest("ray", 1), marks=pytest.mark.slow),
+)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_named_network_is_trained_by_torch_as_by_its_graphs(folder, by_onnx, executor):
+    if getattr(executor, "name", "") == "ray":
+        pytest.importorskip("ray")
+    by_torch = served(folder, module=f"{folder}/net.py:build", executor=executor)
+    assert_close(by_torch, by_onnx)
+    assert any(not np.array_equal(by_torch[name], by_onnx[name]) for name in by_onnx)
+
+
+def test_a_network_of_this_process_is_trained_here(folder, by_onnx, caplog):
+    network = own_network(f"{folder}/net.py:ready", {}).train()
+    before = network.conv.weight.clone()
+    assert_close(served(folder, module=network), by_onnx)
+    assert network.training
+    assert torch.equal(network.conv.weight, before)
+    with pytest.raises(ExecutorError, match="no module Net: name it by FILE.py:NAME, or take executor auto"):
+        served(folder, module=network, executor="processes")
+    runs = dr.simulate(folder / "bundle", module=lambda: network, seeds=2, **{**SMALL, "rounds": 1}).runs
+    assert not any((run.folder / "log.txt").exists() for run in runs)
+    assert "only this process has module" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("nowhere.py:build", EngineError, "module .*nowhere.py:build: there is no file .*nowhere.py"),
+        ("nowhere:build", EngineError, "nowhere:build cannot be imported from here"),
+        ("net.py", EngineError, "'net.py' is not FILE.py:NAME or MODULE:NAME"),
+        (":Net", EngineError, "module Net is one of another process: name it by FILE.py:NAME"),
+        ("net.py:absent", EngineError, "net.py:absent cannot be imported .*has no attribute 'absent'"),
+        ("net.py:number", EngineError, "net.py:number is a int, expected a function or class"),
+        ("net.py:WIDTH", EngineError, "net.py:WIDTH is a int, expected a function or class"),
+        ("net.py:sized", EngineError, "missing 1 required positional .*: 'width'.*function that needs none"),
+        ("net.py:fails", EngineError, r"net.py:fails fails: OSError: no such weights \(net.py, line \d+\)"),
+        ("net.py:wide", EngineError, r"not made from this Net: conv.bias is float32 \(5,\), .*\(4,\)"),
+        ("net.py:changed", EngineError, "net.py:changed computes other logits than bundle bundle, off by"),
+        (3, ExportError, "module is 3, expected a torch.nn.Module, a function"),
+    ],
+)
+def test_a_module_that_is_not_the_bundle_s_is_refused_before_anything_is_run(
+    folder, name, error, message, monkeypatch
+):
+    monkeypatch.chdir(folder)
+    with pytest.raises(error, match=message):
+        dr.simulate("bundle", module=name, **SMALL)
+
+
+def test_an_engine_that_runs_graphs_takes_no_module(folder):
+    task = dr.Task(bundle=str(folder / "bundle"), rounds=1)
+    scenario = scenarios.Scenario(fleet=dr.Fleet.load("phones"), task=task, engine="onnxruntime")
+    with pytest.raises(EngineError, match="engine onnxruntime runs a bundle's graphs, and no module"):
+        dr.simulate(scenario, module=f"{folder}/net.py:build", progress=False)
+
+
+def test_a_bundle_that_names_its_network_takes_no_module(folder):
+    with pytest.raises(ScenarioError, match=r"network it was made from \(wrn\): leave the module out"):
+        dr.simulate("digits-wrn-10-1", module=f"{folder}/net.py:build", progress=False)
+
+
+def test_a_scenario_names_a_module_in_a_file_beside_it(folder):
+    (folder / "s.toml").write_text('fleet = "phones"\nmodule = "net.py:build"\n[task]\nbundle = "bundle"\n')
+    scenario = scenarios.load(folder / "s.toml")
+    assert scenario.module == f"{folder}/net.py:build"
+    assert scenarios.decode(scenario.json()) == scenario
+    assert b'"module"' not in scenarios.load("phones").json()
+
+
+def test_the_command_takes_a_module_and_a_device(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    words = ["simulate", "phones", "--devices", "6", "--rounds", "2", "--bundle", "bundle", "--compare"]
+    words += ["kinds=fedavg", "--module", "net:build"]
+    assert main([*words, "--device", "abacus"]) != 0
+    assert "device is 'abacus', the torch engine runs on cpu, cuda" in capsys.readouterr().err
+    assert main([*words, "--engine", "onnxruntime"]) != 0
+    assert "engine onnxruntime runs a bundle's graphs, and no module (net:build)" in capsys.readouterr().err
+
+
+def test_a_network_that_vmap_cannot_run_is_trained_one_device_after_another(folder, caplog, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "s.toml").write_text('fleet = "phones"\nmodule = "net.py:build"\n[task]\nbundle = "bundle"\n')
+    inputs = prepare(scenarios.load("s.toml", {"devices": 6}), 0).inputs
+    kind = registry.make("full", {"epochs": 1})
+    assert BatchedNetworks(inputs).takes(kind)
+    network = own_network("net.py:ready", {})
+    monkeypatch.setattr(type(network.act), "forward", lambda _, x: x * x.detach().sum().item())
+    assert not BatchedNetworks(inputs).takes(kind)
+    assert "trained one after another: their copies cannot run together" in caplog.text
