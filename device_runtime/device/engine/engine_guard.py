@@ -41,7 +41,7 @@ A training step was seen to hold up to 2.5 times as many, and its session, the u
 come on top. LEAST_RUN_BYTES is the smallest run.
 """
 
-MARGIN, MARGIN_BYTES = 1.1, 2 * 2**20
+MARGIN, MARGIN_BYTES = 1.1, 8 * 2**20
 """How much more a graph may hold than was seen: a factor, and bytes."""
 
 

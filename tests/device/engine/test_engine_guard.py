@@ -89,7 +89,7 @@ def test_what_a_graph_with_a_whole_batch_holds_is_seen_and_told_with_some_more(b
     watch.ran("forward", graphs["forward"], 31, 0.0)
     assert watch.grown == {}
     watch.ran("forward", graphs["forward"], 32, 0.0)
-    assert watch.grown == {"forward": round(1.1 * 2000) + 2 * 2**20}
+    assert watch.grown == {"forward": round(1.1 * 2000) + 8 * 2**20}
 
 
 def test_what_an_engine_took_as_it_was_loaded_is_not_a_graph_s(bundle):
