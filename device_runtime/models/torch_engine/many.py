@@ -1,8 +1,11 @@
 """Trains many copies of one network at once, each with its own weights and samples."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,18 +15,27 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.bundles.tensors import Flat
-from device_runtime.models.engines.base import Inputs
+from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.engines.base import Inputs, even_share
+from device_runtime.models.torch_modules.functional_module import (
+    Normalised,
+    recorded_statistics,
+    with_batch_statistics,
+)
 from device_runtime.models.training.optimizer import Sgd
 
 from .engine import TorchModel
+
+Rows = NDArray[np.integer[Any]]
 
 PAYS_BELOW_FLOPS = 6_000_000
 """FLOPs of one sample's training step up to which training copies together pays on a CPU.
 
 Measured on one core with 10 to 50 copies: an MLP (0.2 MFLOP) is 1.9 to 2.5 times as fast, two convolutions on
 8x8 (3 MFLOP) 1.8 to 2 times, WRN-10 on 8x8 (5 MFLOP) 1.5 to 1.7 times; two convolutions of 8 and 16 maps on
-32x32 (7 MFLOP) and WRN-16 on 32x32 (200 MFLOP) take twice the time.
+32x32 (7 MFLOP) and WRN-16 on 32x32 (200 MFLOP) take twice the time. With batch norm, 20 copies of 100 images:
+WRN-16-1 on 8x8 (5 MFLOP) is 1.7 to 2.5 times as fast, on 16x16 (19 MFLOP) 0.7 to 1.2 times, on 32x32
+(75 MFLOP) half as fast.
 """
 
 
@@ -31,30 +43,32 @@ Measured on one core with 10 to 50 copies: an MLP (0.2 MFLOP) is 1.9 to 2.5 time
 class CopySamples:
     """Samples and steps of one copy: prepared x (n, *input), y (n, ..), and the indices of each step's batch.
 
-    `counted`: the first step whose loss counts.
+    `counted`: the first step whose loss counts. `batch`: samples of most steps, as a `trainer` is told them.
     """
 
     x: Inputs
     y: NDArray[Any]
-    batches: Sequence[NDArray[np.integer[Any]]]
+    batches: Sequence[Rows]
     counted: int = 0
+    batch: int = 0
 
 
 @dataclass(frozen=True)
 class TrainedCopies:
-    """The trained set of each copy, and its mean loss over the samples of the steps that count."""
+    """Each copy's trained set with its running statistics, views of one array, and what is known of it.
 
-    params: list[Flat]
+    `losses` (k,): the mean loss over the samples of the steps that count. `finite` (k,): whether all values
+    are.
+    """
+
+    tensors: list[Tensors]
     losses: NDArray[np.float64]
+    finite: NDArray[np.bool_]
 
 
 def can_train_many(manifest: Manifest, tunable: str) -> bool:
-    """Whether copies can be trained together: the graph exists and uses no batch statistics.
-
-    Copies would share the batch statistics.
-    """
-    graph = manifest.graphs.get(f"train.{tunable}")
-    return graph is not None and not graph.statistics
+    """Whether copies can be trained together: the graph exists."""
+    return f"train.{tunable}" in manifest.graphs
 
 
 def is_faster_together(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
@@ -75,15 +89,16 @@ def train_many(
     training = _Training(model, tunable, [copies[i] for i in order], sgd, clip_norm)
     with model.place.running(f"train.{tunable}", model.manifest.graphs[f"train.{tunable}"], len(copies)):
         training.run()
-    params, losses = training.params(), training.mean_losses()
+        tensors, finite = training.tensors()
     places = np.argsort(order)
-    return TrainedCopies([params[place] for place in places], losses[places])
+    return TrainedCopies([tensors[place] for place in places], training.mean_losses()[places], finite[places])
 
 
 class _Training:
     """The training of k copies, those with most steps first.
 
-    Batches are padded to the same number of rows; padded rows have weight 0.
+    A step of a network with batch statistics runs micro-batch by micro-batch, as that of one copy does.
+    Micro-batches are padded to the same number of rows. Padded rows have weight 0, also in batch statistics.
     """
 
     def __init__(
@@ -91,39 +106,77 @@ class _Training:
     ) -> None:
         self._copies, self._sgd, self._place = copies, sgd, model.place
         self._clip_norm = clip_norm
-        self._module = model.opened("forward").module
-        self._sample_losses = model.untuned.loss
-        self._specs = model.manifest.specs(tunable)
         self._input, self._target = model.manifest.input, model.manifest.target
-        every = model.tensors()
-        names = [spec.name for spec in self._specs]
-        self._frozen = {name: tensor for name, tensor in every.items() if name not in names}
-        self._free = {n: every[n].expand(len(copies), *every[n].shape).clone() for n in names}
+        moved = model.manifest.graphs[f"train.{tunable}"].statistics
+        norms = tuple(dict.fromkeys(name.rpartition(".")[0] for name in moved))
+        self._subject = with_batch_statistics(model.untuned, norms)
+        sizes = (even_share(copy.batch or model.batch, model.batch) for copy in copies)
+        self._micro = list(sizes) if moved else [max(len(b) for b in copy.batches) for copy in copies]
+        every, k = model.tensors(), len(copies)
+        names = [spec.name for spec in model.manifest.specs(tunable)]
+        self._frozen = {name: each for name, each in every.items() if name not in {*names, *moved}}
+        self._free = {name: every[name].expand(k, *every[name].shape).clone() for name in names}
+        self._statistics = {
+            spec.name: every[spec.name].expand(k, *spec.shape).clone()
+            for spec in model.manifest.statistics(tunable)
+        }
         moving = self._free if sgd.momentum else {}
         self._velocity = {name: torch.zeros_like(tensor) for name, tensor in moving.items()}
         self._steps = [len(copy.batches) for copy in copies]
-        self._rows = max(len(batch) for copy in copies for batch in copy.batches)
-        self._totals = torch.zeros(len(copies), dtype=torch.float64, device=self._place.device)
+        self._totals = torch.zeros(k, dtype=torch.float64, device=self._place.device)
 
     def run(self) -> None:
         """Runs all steps."""
-        step_of_all = vmap(grad_and_value(self._loss, has_aux=True))
         for step in range(self._steps[0]):
             k = sum(1 for steps in self._steps if steps > step)
-            x, y, shares, counts = (self._place.tensor(array) for array in self._batch(step, k))
-            free = {name: tensor[:k] for name, tensor in self._free.items()}
-            grads, (_, losses) = step_of_all(free, x, y, shares)
+            batches = [copy.batches[step] for copy in self._copies[:k]]
+            first, *others = _micro_batches(batches, self._micro)
+            grads = self._run(step, *first, slice(0, k))
+            for copies, rows in others:
+                some = torch.tensor(copies, device=self._place.device)
+                for name, grad in self._run(step, copies, rows, some).items():
+                    grads[name][some] += grad
             with torch.no_grad():
-                self._totals[:k] += (losses * counts).sum(1, dtype=torch.float64)
                 if self._clip_norm:
                     self._clip(grads)
                 for name, grad in grads.items():
-                    self._update(name, free[name], grad)
+                    self._update(name, self._free[name][:k], grad)
 
-    def _loss(self, free: dict[str, Tensor], x: Tensor, y: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-        logits = functional_call(self._module, {**self._frozen, **free}, (x,))
-        losses = self._sample_losses(logits, y, x)
-        return (losses * shares).sum(), losses.detach()
+    def _run(
+        self, step: int, copies: Sequence[int], rows: Sequence[Rows], at: slice | Tensor
+    ) -> dict[str, Tensor]:
+        """Runs a micro-batch of each of these copies, which are those `at` these places.
+
+        Gives the gradients (copies, ..) of what it adds to their steps' mean losses; moves their statistics
+        and totals.
+        """
+        x, y, shares, counts = (self._place.tensor(array) for array in self._batch(step, copies, rows))
+        padded = len({len(part) for part in rows}) > 1
+        loss = partial(self._loss, padded=padded)
+        free = {name: tensor[at] for name, tensor in self._free.items()}
+        old = {name: tensor[at] for name, tensor in self._statistics.items()}
+        grads, (_, (losses, moved)) = vmap(grad_and_value(loss, has_aux=True))(free, old, x, y, shares)
+        for name, values in moved.items():
+            self._statistics[name][at] = values
+        self._totals[at] += (losses * counts).sum(1, dtype=torch.float64)
+        return dict(grads)
+
+    def _loss(
+        self,
+        free: dict[str, Tensor],
+        statistics: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        shares: Tensor,
+        *,
+        padded: bool,
+    ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
+        normalise = partial(_of_rows, (shares > 0).to(x.dtype)) if padded else _fused
+        with recorded_statistics(self._subject, normalise) as moved:
+            tensors = {**self._frozen, **statistics, **free}
+            logits = functional_call(self._subject.module, tensors, (x,))
+        losses = self._subject.loss(logits, y, x)
+        return (losses * shares).sum(), (losses.detach(), moved)
 
     def _clip(self, grads: dict[str, Tensor]) -> None:
         """Scales each copy's gradient to a norm of at most `clip_norm`, in place, as `clipping.clip` does."""
@@ -140,32 +193,73 @@ class _Training:
             grad = self._velocity[name][: len(weight)].mul_(sgd.momentum).add_(grad)
         weight.sub_(grad, alpha=sgd.lr)
 
-    def _batch(self, step: int, k: int) -> tuple[NDArray[Any], ...]:
+    def _batch(self, step: int, copies: Sequence[int], rows: Sequence[Rows]) -> tuple[NDArray[Any], ...]:
         """x (k, rows, *input), y (k, rows, ..), each row's weight in the mean, 1 where its loss counts."""
-        copies = self._copies[:k]
-        x = np.zeros((k, self._rows, *copies[0].x.shape[1:]), self._input.dtype)
-        y = np.zeros((k, self._rows, *copies[0].y.shape[1:]), self._target.dtype)
-        shares, counts = np.zeros((k, self._rows), np.float32), np.zeros((k, self._rows), np.float32)
-        for i, copy in enumerate(copies):
-            batch = copy.batches[step]
-            rows = slice(0, len(batch))
-            x[i, rows], y[i, rows] = copy.x[batch], copy.y[batch]
-            shares[i, rows] = 1 / len(batch)
-            counts[i, rows] = step >= copy.counted
+        k, most = len(copies), max(len(part) for part in rows)
+        one = self._copies[0]
+        x = np.zeros((k, most, *one.x.shape[1:]), self._input.dtype)
+        y = np.zeros((k, most, *one.y.shape[1:]), self._target.dtype)
+        shares, counts = np.zeros((k, most), np.float32), np.zeros((k, most), np.float32)
+        for i, (number, part) in enumerate(zip(copies, rows, strict=True)):
+            copy, filled = self._copies[number], slice(0, len(part))
+            x[i, filled], y[i, filled] = copy.x[part], copy.y[part]
+            shares[i, filled] = 1 / len(copy.batches[step])
+            counts[i, filled] = step >= copy.counted
         return x, y, shares, counts
 
-    def params(self) -> list[Flat]:
-        """The trained tunable set of each copy."""
-        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in self._free.items()}
-        flats = []
-        for i in range(len(self._copies)):
-            flat = Flat(self._specs)
-            for name, view in flat.views.items():
-                view[...] = arrays[name][i]
-            flats.append(flat)
-        return flats
+    def tensors(self) -> tuple[list[Tensors], NDArray[np.bool_]]:
+        """The trained set and the statistics of each copy, and whether they are finite, (k,).
+
+        They are judged where they were trained, and come from there in one piece.
+        """
+        trained = {**self._free, **self._statistics}
+        values = torch.cat([tensor.flatten(1) for tensor in trained.values()], 1)
+        finite = values.isfinite().all(1).cpu().numpy()
+        rows = values.cpu().numpy()
+        shapes = {name: tensor.shape[1:] for name, tensor in trained.items()}
+        ends = np.cumsum([shape.numel() for shape in shapes.values()])[:-1]
+        return [
+            {
+                name: part.reshape(shape)
+                for (name, shape), part in zip(shapes.items(), np.split(row, ends), strict=True)
+            }
+            for row in rows
+        ], finite
 
     def mean_losses(self) -> NDArray[np.float64]:
         """Mean loss of each copy, (k,); 0 if no step counts."""
         counts = [sum(len(batch) for batch in copy.batches[copy.counted :]) for copy in self._copies]
         return np.asarray(self._totals.cpu().numpy() / np.maximum(counts, 1))
+
+
+def _micro_batches(batches: Sequence[Rows], sizes: Sequence[int]) -> Iterator[tuple[list[int], list[Rows]]]:
+    """Divides the batch of each copy into parts of its size: the first of all copies, then the second, ..
+
+    Gives the numbers of the copies that have such a part, and the parts.
+    """
+    for number in count():
+        starts = [number * size for size in sizes]
+        copies = [i for i, batch in enumerate(batches) if starts[i] < len(batch)]
+        if not copies:
+            return
+        yield copies, [batches[i][starts[i] : starts[i] + sizes[i]] for i in copies]
+
+
+def _fused(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Normalised:
+    """torch's own batch norm of all rows."""
+    y, mean, rstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
+    variance = (rstd.detach() ** -2 - eps).clamp(min=0)
+    return y, mean.detach(), variance, x.new_full((), x.numel() // x.shape[1])
+
+
+def _of_rows(rows: Tensor, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Normalised:
+    """Batch norm in which only rows of 1, not those of 0, count; rows: (n,)."""
+    axes, per_channel = [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)
+    rows = rows.reshape(-1, *[1] * (x.dim() - 1))
+    values = rows.sum() * prod(x.shape[2:])
+    mean = (x * rows).sum(axes) / values
+    centred = (x - mean.reshape(per_channel)) * rows
+    variance = (centred * centred).sum(axes) / values
+    scale = weight * torch.rsqrt(variance + eps)
+    y = centred * scale.reshape(per_channel) + bias.reshape(per_channel)
+    return y, mean.detach(), variance.detach(), values

@@ -32,6 +32,14 @@ Tensors = Mapping[str, Tensor]
 
 STATISTICS = ("running_mean", "running_var")
 
+Normalised = tuple[Tensor, Tensor, Tensor, Tensor]
+"""What batch norm gives: y (n, channels, ..), mean and variance (channels,), and the number of values ().
+
+The number is that of a channel. The variance is the biased one. Only y has a gradient.
+"""
+Normalise = Callable[[Tensor, Tensor, Tensor, float], Normalised]
+"""Batch norm of x (n, channels, ..) by weight and bias (channels,) and eps."""
+
 
 class HeadUnused(Exception):
     """Raised when a module returns its result without calling its head."""
@@ -168,9 +176,17 @@ def without_computed(module: nn.Module) -> nn.Module:
     return module
 
 
+def in_plain_operators(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Normalised:
+    """Batch norm that can be traced: the number of values is a tensor, as the batch size is not known."""
+    count = torch.ones_like(x[:, :1]).sum()
+    return (*BatchNorm.apply(x, weight, bias, eps), count)
+
+
 @contextmanager
-def recorded_statistics(subject: FunctionalModule) -> Iterator[dict[str, Tensor]]:
-    """Makes layers with batch statistics compute in plain operators; yields their next running statistics.
+def recorded_statistics(
+    subject: FunctionalModule, normalise: Normalise = in_plain_operators
+) -> Iterator[dict[str, Tensor]]:
+    """Makes layers with batch statistics compute by `normalise`; yields their next running statistics.
 
     torch's own operator changes its inputs in place, and the exporter turns it into a wrong graph without an
     error. Only the first pass of each layer counts. One value alone has no variance: torch raises then, this
@@ -182,18 +198,19 @@ def recorded_statistics(subject: FunctionalModule) -> Iterator[dict[str, Tensor]
             if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
                 if module.running_mean is not None and module.momentum is None:
                     raise ExportError(f"{name} has momentum None, the mean of all batches; give it a number")
-                module.forward = _recording(name, module, recorded)
+                module.forward = _recording(name, module, recorded, normalise)
                 stack.callback(delattr, module, "forward")
         yield recorded
 
 
-def _recording(name: str, norm: nn.Module, recorded: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+def _recording(
+    name: str, norm: nn.Module, recorded: dict[str, Tensor], normalise: Normalise
+) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         """Ioffe and Szegedy 2015, algorithm 1; the running variance is the unbiased one, as in torch."""
-        count = torch.ones_like(x[:, :1]).sum()  # a tensor: the batch size is not known while tracing
         channels = x.new_ones(x.shape[1])
         weight, bias = (channels, 0 * channels) if norm.weight is None else (norm.weight, norm.bias)
-        y, mean, variance = BatchNorm.apply(x, weight, bias, norm.eps)
+        y, mean, variance, count = normalise(x, weight, bias, norm.eps)
         others = count - 1
         unbiased = variance * (count / others.clamp(min=1))
         moves = others.clamp(max=1)  # 0 where there is one value

@@ -86,7 +86,8 @@ class BatchedNetworks:
             data = self._inputs.clients.local(job.device, self._manifest.input)
             run = run_of(job)
             plan = _plan(job.strategy, model, data, run)
-            copies.append(CopySamples(data.x, data.y, *local_training.plan_batches(plan, run)))
+            batches, counted = local_training.plan_batches(plan, run)
+            copies.append(CopySamples(data.x, data.y, batches, counted, local_training.usual_batch(plan)))
             plans.append(plan)
         sgd = plans[0].optimizer
         if not isinstance(sgd, Sgd):
@@ -94,10 +95,12 @@ class BatchedNetworks:
         learnt = train_many(model, plans[0].tunable, copies, sgd, plans[0].clip_norm)
         strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
         results: list[Result] = []
-        for plan, params, loss in zip(plans, learnt.params, learnt.losses, strict=True):
-            update = Update(strategy.name, params.views, len(plan.indices), float(loss), strategy.variant)
+        for plan, tensors, loss, finite in zip(
+            plans, learnt.tensors, learnt.losses, learnt.finite, strict=True
+        ):
+            update = Update(strategy.name, tensors, len(plan.indices), float(loss), strategy.variant)
             try:
-                check(update.tensors, expected)
+                check(update.tensors, expected, finite=bool(finite))
                 results.append(update)
             except TensorError as error:
                 results.append(FailedJob(str(error)))

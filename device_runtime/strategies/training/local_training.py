@@ -192,9 +192,14 @@ def plan_batches(plan: TrainingPlan, run: Run) -> tuple[list[Indices], int]:
     return every, len(every) - len(epochs[-1])
 
 
-def _trainer(model: DeviceModel, plan: TrainingPlan) -> Gradients:
+def usual_batch(plan: TrainingPlan) -> int:
+    """Samples of most steps, as a trainer is told them; 0: not known."""
     full = len(plan.indices) >= plan.batch and plan.privacy is None
-    trainer = model.trainer(plan.tunable, plan.objective, plan.batch if full else 0)
+    return plan.batch if full else 0
+
+
+def _trainer(model: DeviceModel, plan: TrainingPlan) -> Gradients:
+    trainer = model.trainer(plan.tunable, plan.objective, usual_batch(plan))
     if plan.privacy is None:
         return trainer
     graph = model.manifest.graphs[f"{plan.objective}.{plan.tunable}"]

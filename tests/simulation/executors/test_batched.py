@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.inputs import InputSpec
+from device_runtime.models.bundles.manifest import Source
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.data.loading import Clients
@@ -272,6 +274,44 @@ def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy
     updates = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
     expected = results(PlainExecutor(on_torch), bases, jobs(strategy, devices))
     assert_alike(updates, expected, within=5e-4)
+    assert watched.calls == []
+
+
+@pytest.fixture(scope="module")
+def with_batch_norm(tmp_path_factory: pytest.TempPathFactory) -> ExecutorInputs:
+    """A network that updates batch statistics, on series."""
+    torch = pytest.importorskip("torch")
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
+
+    source = Source("cnn1d", {"in_channels": 1, "classes": 4, "width": 0.25, "norm": "batch"})
+    torch.manual_seed(0)
+    spec = ExportSpec("series", InputSpec((1, 64)), tuple("abcd"), source=source, batchnorm="training")
+    folder = tmp_path_factory.mktemp("bundles") / "series"
+    exported_ = export(build(source.network, source.settings), spec, folder)
+    rng, ends = np.random.default_rng(0), np.cumsum(SIZES)
+    x = rng.standard_normal((ends[-1], 1, 64), np.float32)
+    parts = np.split(np.arange(ends[-1]), ends[:-1])
+    return ExecutorInputs(
+        exported_, Clients.of(x, rng.integers(4, size=ends[-1]), parts), EngineSettings("torch")
+    )
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FedAvg(epochs=2, lr=0.05, batch=8),
+        FedAvg(epochs=1, lr=0.05, batch=40),  # micro-batches of 20 on two devices, of 32 on the others
+        EntropySubset(shares=(0.5,), epochs=1, lr=0.02, batch=8),
+    ],
+)
+def test_networks_with_batch_statistics_are_trained_together_on_torch(with_batch_norm, strategy):
+    bases, watched = {"0": with_batch_norm.bundle.weights()}, Watched(with_batch_norm)
+    devices = [0, 1, 2, 3, 4, 6]
+    updates = results(Batched(with_batch_norm, watched), bases, jobs(strategy, devices))
+    expected = results(PlainExecutor(with_batch_norm), bases, jobs(strategy, devices))
+    assert_alike(updates, expected)
+    assert any(name.endswith("running_var") for name in updates[0].tensors)
     assert watched.calls == []
 
 
