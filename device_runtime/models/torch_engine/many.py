@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.bundles.tensors import Tensors, all_finite
 from device_runtime.models.engines.base import Inputs, even_share
 from device_runtime.models.torch_modules.functional_module import (
     Normalised,
@@ -55,7 +55,7 @@ class CopySamples:
 
 @dataclass(frozen=True)
 class TrainedCopies:
-    """Each copy's trained set with its running statistics, views of one array, and what is known of it.
+    """Each copy's trained set with its running statistics, views of arrays of all, and what is known of it.
 
     `losses` (k,): the mean loss over the samples of the steps that count. `finite` (k,): whether all values
     are.
@@ -208,28 +208,34 @@ class _Training:
         return x, y, shares, counts
 
     def tensors(self) -> tuple[list[Tensors], NDArray[np.bool_]]:
-        """The trained set and the statistics of each copy, and whether they are finite, (k,).
-
-        They are judged where they were trained, and come from there in one piece.
-        """
+        """The trained set and the statistics of each copy, and whether they are finite, (k,)."""
         trained = {**self._free, **self._statistics}
-        values = torch.cat([tensor.flatten(1) for tensor in trained.values()], 1)
-        finite = values.isfinite().all(1).cpu().numpy()
-        rows = values.cpu().numpy()
-        shapes = {name: tensor.shape[1:] for name, tensor in trained.items()}
-        ends = np.cumsum([shape.numel() for shape in shapes.values()])[:-1]
-        return [
-            {
-                name: part.reshape(shape)
-                for (name, shape), part in zip(shapes.items(), np.split(row, ends), strict=True)
-            }
-            for row in rows
-        ], finite
+        if not self._place.on_cpu:
+            return in_one_transfer(trained)
+        arrays = {name: tensor.numpy() for name, tensor in trained.items()}
+        places = range(len(self._copies))
+        tensors: list[Tensors] = [{name: each[i] for name, each in arrays.items()} for i in places]
+        return tensors, np.array([all_finite(each) for each in tensors])
 
     def mean_losses(self) -> NDArray[np.float64]:
         """Mean loss of each copy, (k,); 0 if no step counts."""
         counts = [sum(len(batch) for batch in copy.batches[copy.counted :]) for copy in self._copies]
         return np.asarray(self._totals.cpu().numpy() / np.maximum(counts, 1))
+
+
+def in_one_transfer(trained: dict[str, Tensor]) -> tuple[list[Tensors], NDArray[np.bool_]]:
+    """Tensors (k, ..) of k copies on the host, and whether each copy's are finite, judged where they are."""
+    values = torch.cat([tensor.flatten(1) for tensor in trained.values()], 1)
+    finite = torch.stack(values.aminmax(dim=1)).isfinite().all(0)  # NaN is smallest and largest
+    shapes = {name: tensor.shape[1:] for name, tensor in trained.items()}
+    ends = np.cumsum([shape.numel() for shape in shapes.values()])[:-1]
+    return [
+        {
+            name: part.reshape(shape)
+            for (name, shape), part in zip(shapes.items(), np.split(row, ends), strict=True)
+        }
+        for row in values.cpu().numpy()
+    ], finite.cpu().numpy()
 
 
 def _micro_batches(batches: Sequence[Rows], sizes: Sequence[int]) -> Iterator[tuple[list[int], list[Rows]]]:

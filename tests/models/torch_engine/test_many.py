@@ -17,6 +17,7 @@ from device_runtime.models.torch_engine.engine import TorchModel
 from device_runtime.models.torch_engine.many import (
     CopySamples,
     can_train_many,
+    in_one_transfer,
     is_faster_together,
     train_many,
 )
@@ -173,6 +174,16 @@ def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
             assert value.tobytes() == others[name].tobytes()
             assert not np.shares_memory(value, others[name])
             assert not np.shares_memory(value, model.weights[name])
+
+
+def test_tensors_of_all_copies_come_in_one_transfer_with_what_is_finite():
+    rng = np.random.default_rng(0)
+    arrays = {"a": rng.standard_normal((4, 2, 3), np.float32), "b": rng.standard_normal((4, 1), np.float32)}
+    arrays["a"][1, 1, 2], arrays["b"][2, 0], arrays["a"][3, 0, 0] = np.nan, np.inf, -np.inf
+    tensors, finite = in_one_transfer({name: torch.from_numpy(array) for name, array in arrays.items()})
+    assert finite.tolist() == [True, False, False, False]
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(np.stack([each[name] for each in tensors]), array)
 
 
 def test_sets_that_the_bundle_does_not_train_are_not_trained_together(opened):
