@@ -79,7 +79,7 @@ def test_bad_data_ends_the_device_in_one_line_and_the_others_go_on(serve, join, 
     (unreadable / "a.npz").write_bytes(b"nothing of the kind")
     with serve(rounds=2) as service:
         for name, data, message in (
-            ("bad-labels", wrong, "label 99 is not of the task, whose labels are 0 to 9"),
+            ("bad-labels", wrong, "label '99' is not of the task"),
             ("bad-files", unreadable, "no readable samples in"),
         ):
             with join(name, data=data) as device:

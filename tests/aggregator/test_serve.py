@@ -290,6 +290,11 @@ def test_options_without_effect_are_refused(flags, says):
         command.task_of(parsed("--bundle", "digits-wrn-10-1", *flags.split()))
 
 
+def test_kinds_that_train_the_whole_model_take_settings_of_full_which_is_no_kind_of_the_system():
+    task = command.task_of(parsed("--bundle", "digits-wrn-10-1", "--system", "fedkad", "--kinds", "full"))
+    assert [kind.name for kind in task.kinds] == ["prototypes"]
+
+
 @pytest.mark.parametrize("flags", ["--stop-gain 0", "--robust-trim 0.2", "--deadline-least 1"])
 def test_a_default_may_be_given_without_what_it_belongs_to(flags):
     assert command.task_of(parsed("--bundle", "b", *flags.split())) == Task(bundle="b")

@@ -114,7 +114,7 @@ def test_devices_that_hold_samples_out_choose_the_head_in_place_of_the_evaluatio
         notes, checkpoints = Notes(), []
         simulate(
             prepare(scenario.load("uniform", over), 1),
-            watch=notes,
+            observer=notes,
             keeping=ResumeOptions(keep=checkpoints.append),
         )
         return notes.lines[-1], checkpoints[-1]

@@ -52,7 +52,7 @@ def running_demo(folder, word):
         words, env={**os.environ, MARK: word}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     end = time.monotonic() + 120
-    while not list(folder.glob("mixed-0/devices/phone-c/device.log")):
+    while not list(folder.glob("mixed-0/devices/board/device.log")):
         assert demo.poll() is None
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -12,6 +12,7 @@ from device_runtime.aggregator.configuration.config import ServerConfig
 from device_runtime.aggregator.errors import AggregatorError, ConfigError, TaskError, exit_code
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.aggregator.tasks.known_systems import WHOLE
 from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_plugins, listed, load_plugins
@@ -123,7 +124,8 @@ def _as_system(name: str, task: Task) -> Task:
     """The task as a system. Raises TaskError for kinds that were asked for and are not of the system."""
     system_task = systems.task_as_system(name, task)
     used = [kind.name for kind in system_task.kinds]
-    left = [kind.name for kind in task.kinds if kind.name not in used]
+    followed = ["full"] if set(used) & set(WHOLE) else []  # whose settings these kinds take over
+    left = [kind.name for kind in task.kinds if kind.name not in (*used, *followed)]
     if left and task.order != "default":
         raise TaskError(
             f"system {name} has {', '.join(used)}, and not {', '.join(left)}: leave out one or the other"
