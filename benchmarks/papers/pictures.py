@@ -1,6 +1,7 @@
 """Draws a table: accuracy by round, a line for each row, and bars where a column has no curve.
 
-A table that compares at equal time or energy has modelled time in place of rounds.
+A table that compares at equal time or energy has modelled time in place of rounds, and the rows that are
+compared at equal time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ MOST_PANELS = 18
 POINTS = 60
 SMALL = {"font.family": "sans-serif", "svg.fonttype": "none"}
 """Text as text: letters as paths are most of a file."""
-ACROSS = 3
+ACROSS, LEGEND = 3, 3
+"""Panels in a row, and names in a row of the legend."""
 MODELS = {
     "late_acc_trained": TRAINED_HEAD,
     "late_acc_closed_form": CLOSED_FORM_HEAD,
@@ -58,14 +60,19 @@ def svg(outcome: TableOutcome) -> str | None:
 
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
-    legend_rows = -(-len(outcome.table.rows) // 3)
+    rows = [
+        row
+        for row in outcome.table.rows
+        if any(row in _rows(outcome, column) and _runs(outcome, row, column) for column in panels)
+    ]
+    legend_rows = -(-len(rows) // LEGEND)
     with canvas.look(), matplotlib.rc_context({"svg.hashsalt": outcome.table.id, **SMALL}):
         figure, axes = canvas.panels(down, across, 2.6 * down + 0.22 * legend_rows + 0.2)
         for on, column in zip(axes.flat, panels, strict=False):
             _panel(on, outcome, column)
         for on in axes.flat[len(panels) :]:
             on.set_visible(False)
-        _legend(figure, outcome)
+        _legend(figure, outcome, rows)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", out.getvalue().decode(), flags=re.S)
@@ -73,10 +80,20 @@ def svg(outcome: TableOutcome) -> str | None:
 
 
 def _panels(outcome: TableOutcome) -> list[Column]:
-    """The columns to draw: those with values, without those whose curves an earlier one has."""
+    """The columns to draw: those with values, without those whose curves an earlier one has.
+
+    Where some are at equal time, and of some rows alone, they alone.
+    """
     panels: list[Column] = []
     run_sets: list[set[tuple[int, str]]] = []
-    for column in outcome.table.columns_at(outcome.request.scale):
+    columns = outcome.table.columns_at(outcome.request.scale)
+    timed = [
+        column
+        for column in columns
+        if outcome.table.measure_of(column).endswith("_at_time")
+        and len(_rows(outcome, column)) < len(outcome.table.rows)
+    ]
+    for column in timed or columns:
         runs_ = {(id(run), row.name) for row in _rows(outcome, column) for run in _runs(outcome, row, column)}
         if not _is_curve(outcome, column):
             has_values = any(outcome.spread(row.name, column.id).n for row in _rows(outcome, column))
@@ -187,15 +204,15 @@ def _stroke(outcome: TableOutcome, row: SystemRow) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes}
 
 
-def _legend(figure: Any, outcome: TableOutcome) -> None:
+def _legend(figure: Any, outcome: TableOutcome, rows: Sequence[SystemRow]) -> None:
     from matplotlib.lines import Line2D
 
-    rows = [
-        row
-        for row in outcome.table.rows
-        if any(_runs(outcome, row, column) for column in outcome.table.columns_at(outcome.request.scale))
-    ]
     lines = [Line2D([], [], linewidth=2, **_stroke(outcome, row)) for row in rows]
     figure.legend(
-        lines, [row.title for row in rows], loc="outside lower left", ncols=3, fontsize=8, handlelength=2.2
+        lines,
+        [row.title for row in rows],
+        loc="outside lower left",
+        ncols=LEGEND,
+        fontsize=8,
+        handlelength=2.2,
     )
