@@ -128,7 +128,7 @@ def test_a_table_s_settings_have_an_option_where_they_name_it():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["simulate", "--device", "cuda"], "unrecognized arguments: --device; did you mean --devices?"),
+        (["simulate", "--device-per", "4"], "unrecognized arguments: --device-per; did you mean --device?"),
         (["simulate", "digits", "--stop=3"], "unrecognized arguments: --stop=3; did you mean --stop-gain?"),
         (["serve", "--robust-cli=3"], "unrecognized arguments: --robust-cli=3; did you mean --robust-clip?"),
         (["broker", "init", "folder", "--nam=x"], "unrecognized arguments: --nam=x"),
