@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 FILES: dict[str, Path] = {}
 """The files of loaded modules, by the name of the module."""
 _loading: list[str] = []
 
 
-def module_of(path: Path) -> ModuleType:
+def _module_of(path: Path) -> ModuleType:
     """The module of a file, which is run only once. Raises ImportError, and what the file raises."""
     path = path.resolve()
     name = f"own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
@@ -40,11 +40,15 @@ def is_loading() -> bool:
     return bool(_loading)
 
 
-@contextmanager
-def loading(source: str) -> Iterator[None]:
-    """`is_loading` inside it."""
+def load(source: str) -> Any:
+    """The object that FILE.py:NAME or PACKAGE.MODULE:NAME names; its file is run once.
+
+    Raises ImportError, AttributeError, and what the file raises.
+    """
+    where, _, name = source.rpartition(":")
     _loading.append(source)
     try:
-        yield
+        module = _module_of(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        return getattr(module, name)
     finally:
         _loading.pop()

@@ -222,7 +222,7 @@ def _completed(
 
 
 def _on(scenario: Scenario, module: str, device: str | None) -> Scenario:
-    """The scenario with the source of a module, unless it is empty, and on a device, unless it is None."""
+    """The scenario with this module and this device, where they are given."""
     changes = {"module": module or scenario.module, "place": scenario.place if device is None else device}
     return msgspec.structs.replace(scenario, **changes)
 

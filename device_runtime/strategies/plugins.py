@@ -6,7 +6,6 @@ GROUPS. Sources reach the processes that this one starts by an environment varia
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import logging
@@ -48,11 +47,7 @@ def load_object(source: str) -> Any:
     if not where or not name:
         raise KindError(f"{source!r} names no class, expected FILE.py:CLASS or PACKAGE.MODULE:CLASS")
     try:
-        with own_files.loading(source):
-            module = (
-                own_files.module_of(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-            )
-            return getattr(module, name)
+        return own_files.load(f"{where}:{name}")
     except AttributeError:
         raise KindError(f"{where} has no {name}") from None
     except KindError:

@@ -5,7 +5,6 @@ NAME is an nn.Module, or a function or class that gives one. Nothing is imported
 
 from __future__ import annotations
 
-import importlib
 import sys
 import sysconfig
 import traceback
@@ -109,11 +108,7 @@ def _named(source: str) -> Any:
     if beside not in sys.path:
         sys.path.append(beside)  # last, so that a folder there cannot hide one of our packages
     try:
-        with own_files.loading(source):
-            file = (
-                own_files.module_of(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-            )
-            named = getattr(file, name)
+        named = own_files.load(source)
     except (Exception, SystemExit) as error:  # importing runs the user's module
         why = f"{type(error).__name__}: {one_line(error)}{raised_at(error)}"
         raise ExportError(

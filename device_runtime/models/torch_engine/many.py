@@ -55,10 +55,10 @@ class CopySamples:
 
 @dataclass(frozen=True)
 class TrainedCopies:
-    """Each copy's trained set with its running statistics, views of arrays of all, and what is known of it.
+    """The trained tensors and the loss of each of k copies.
 
-    `losses` (k,): the mean loss over the samples of the steps that count. `finite` (k,): whether all values
-    are.
+    `tensors`: the trained set with its running statistics; all are views of the same arrays. `losses` (k,):
+    the mean loss over the samples of the steps that count. `finite` (k,): whether all values of a copy are.
     """
 
     tensors: list[Tensors]
@@ -196,9 +196,8 @@ class _Training:
     def _batch(self, step: int, copies: Sequence[int], rows: Sequence[Rows]) -> tuple[NDArray[Any], ...]:
         """x (k, rows, *input), y (k, rows, ..), each row's weight in the mean, 1 where its loss counts."""
         k, most = len(copies), max(len(part) for part in rows)
-        one = self._copies[0]
-        x = np.zeros((k, most, *one.x.shape[1:]), self._input.dtype)
-        y = np.zeros((k, most, *one.y.shape[1:]), self._target.dtype)
+        x = np.zeros((k, most, *self._copies[0].x.shape[1:]), self._input.dtype)
+        y = np.zeros((k, most, *self._copies[0].y.shape[1:]), self._target.dtype)
         shares, counts = np.zeros((k, most), np.float32), np.zeros((k, most), np.float32)
         for i, (number, part) in enumerate(zip(copies, rows, strict=True)):
             copy, filled = self._copies[number], slice(0, len(part))
@@ -224,7 +223,10 @@ class _Training:
 
 
 def in_one_transfer(trained: dict[str, Tensor]) -> tuple[list[Tensors], NDArray[np.bool_]]:
-    """Tensors (k, ..) of k copies on the host, and whether each copy's are finite, judged where they are."""
+    """Copies the tensors (k, ..) of k copies to the host, and says whether those of each copy are finite.
+
+    That is judged on the processor where they are.
+    """
     values = torch.cat([tensor.flatten(1) for tensor in trained.values()], 1)
     finite = torch.stack(values.aminmax(dim=1)).isfinite().all(0)  # NaN is smallest and largest
     shapes = {name: tensor.shape[1:] for name, tensor in trained.items()}
@@ -239,9 +241,9 @@ def in_one_transfer(trained: dict[str, Tensor]) -> tuple[list[Tensors], NDArray[
 
 
 def _micro_batches(batches: Sequence[Rows], sizes: Sequence[int]) -> Iterator[tuple[list[int], list[Rows]]]:
-    """Divides the batch of each copy into parts of its size: the first of all copies, then the second, ..
+    """The micro-batches of a step: the first of each copy, then the second of each copy that has one, ..
 
-    Gives the numbers of the copies that have such a part, and the parts.
+    Each time the numbers of these copies, and their rows. `sizes`: rows of a micro-batch, by copy.
     """
     for number in count():
         starts = [number * size for size in sizes]

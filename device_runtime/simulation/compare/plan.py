@@ -232,8 +232,10 @@ def _short(value: object) -> str:
 LOOKED_AT = 256
 """Samples, evenly spaced, that are checked against the bundle's input."""
 COMPARED, OFF_BUNDLE = 4, 1e-3
-"""Random samples on which a module is compared with its bundle, and how far it may be off, relative to the
-largest logit: ten times as far as an export allows."""
+"""The random samples on which a module is compared with its bundle, and the largest difference of logits.
+
+It is a share of the largest logit, ten times as much as an export allows.
+"""
 
 
 def check(
@@ -267,9 +269,10 @@ def check(
 
 
 def compare_module(bundle: Bundle, engine: EngineSettings) -> None:
-    """Raises EngineError for a module that cannot be run, or whose logits are not those of the bundle.
+    """Compares the logits of a user's module with those of the bundle, on random samples, on the CPU.
 
-    They are compared on random samples, on the CPU: equal tensors do not say that it is the same network.
+    Equal tensors do not say that it is the same network. Raises EngineError where the logits differ or the
+    module cannot be run.
     """
     theirs = open_model(bundle, replace(engine, device="cpu"))
     x, _ = random_samples(bundle.manifest, COMPARED)

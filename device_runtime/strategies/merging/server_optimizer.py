@@ -62,7 +62,7 @@ class ServerOptimizer:
 
     fedavg: w += lr delta; with lr 1, the mean itself.
     fedavgm: m = momentum m + delta, w += lr m.
-    fedexp: w += lr f delta, with f from `extrapolation`.
+    fedexp: w += lr f delta, with f from `extrapolated`.
     The others: m = beta1 m + (1 - beta1) delta, w += lr m / (sqrt(v) + tau), where v starts at tau^2, without
     bias correction; fedadam: v = beta2 v + (1 - beta2) delta^2, fedyogi: v -= (1 - beta2) delta^2
     sign(v - delta^2), fedadagrad: v += delta^2, without betas.
@@ -128,19 +128,17 @@ class ServerOptimizer:
 
     @property
     def extrapolates(self) -> bool:
-        """Whether its rate depends on how long the updates are beside their mean."""
+        """Whether its rate depends on the lengths of the updates, as that of FedExP does."""
         return self.name == "fedexp"
 
     def extrapolated(self, base: Tensors, mean: Tensors, squares: Mapping[str, float]) -> ServerOptimizer:
-        """FedExP for one round: its rate is longer by f, which is never below 1; others stay as they are.
+        """The optimiser for one round of FedExP, with a rate that is f times as long.
 
             f = max(1, sum_i p_i |delta_i|^2 / (2 (|delta|^2 + tau)))
 
         squares: the mean over the updates of their squared change, by tensor. The more the updates differ,
         the shorter is their mean, and the further it may go.
         """
-        if not self.extrapolates:
-            return self
         changes = squared_changes(base, {name: mean[name] for name in squares})
         longer = sum(squares.values()) / (2 * (sum(changes.values()) + self.tau))
         return replace(self, lr=self.rate * max(1.0, longer))
@@ -224,7 +222,10 @@ class ServerOptimizer:
 
 
 def squared_changes(base: Tensors, update: Tensors) -> dict[str, float]:
-    """The squared length of the change of each of the base's float tensors, also of leading parts of them."""
+    """By tensor, the squared distance of the update from the base.
+
+    Of float tensors alone, without running statistics; a leading part is compared with that of the base.
+    """
     changes = {}
     for name, value in update.items():
         whole = base.get(name)

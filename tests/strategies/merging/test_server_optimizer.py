@@ -54,9 +54,7 @@ def test_fedexp_goes_further_the_more_the_updates_differ():
 
 
 def test_no_other_optimiser_extrapolates():
-    for name in NAMES:
-        longer = ServerOptimizer(name).extrapolated(w(0), w(1), {"w": 100.0})
-        assert (longer.rate > ServerOptimizer(name).rate) == (name == "fedexp")
+    assert [name for name in NAMES if ServerOptimizer(name).extrapolates] == ["fedexp"]
 
 
 def test_the_squared_change_is_that_of_float_tensors_and_leading_parts_of_them():
