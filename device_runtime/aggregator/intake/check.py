@@ -219,9 +219,9 @@ def update_refusal(update: Tensors, num_examples: int, of: UpdateOrigin) -> str:
     rest, statistics = class_statistics.split_statistics(update)
     if why := kind_statistics.rejection_reason(of.variant, statistics, num_examples, of.manifest):
         return why
-    for key, value in rest.items():
-        if key.endswith(".running_var") and value.min() < 0:
-            return f"{key} holds {value.min():.4g}, which is no variance"
+    for key in rest:
+        if key.endswith(".running_var") and (least := rest[key].min()) < 0:
+            return f"{key} holds {least:.4g}, which is no variance"
     kind, strategy = of.kind, of.kind.strategy
     try:
         with own_code(type(strategy)):

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from device_runtime.models.errors import TensorError, one_line
 
 Tensors = Mapping[str, NDArray[Any]]
 Vector = NDArray[np.float32]
+
+NO_TENSORS: Tensors = MappingProxyType({})
 
 ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 
@@ -94,26 +97,23 @@ def all_finite(tensors: Tensors) -> bool:
     return all(bool(np.isfinite(value).all()) for value in tensors.values() if value.dtype.kind in "fc")
 
 
-def check(tensors: Tensors, expected: Sequence[TensorSpec], finite: bool = False) -> None:
-    """Raises TensorError unless `tensors` are exactly `expected`: names, shapes, dtypes, all finite.
-
-    finite: the values are known to be finite, and are not read.
-    """
+def check(tensors: Tensors, expected: Sequence[TensorSpec]) -> None:
+    """Raises TensorError unless `tensors` are exactly `expected`: names, shapes, dtypes, all finite."""
     names = {spec.name for spec in expected}
     if missing := sorted(names - tensors.keys()):
         raise TensorError(f"{_listed(missing)} missing; got {_listed(sorted(tensors))}")
     if extra := sorted(tensors.keys() - names):
         raise TensorError(f"{_listed(extra)} not expected; expected {_listed(sorted(names))}")
     for spec in expected:
-        _check_one(spec, tensors[spec.name], finite)
+        _check_one(spec, tensors[spec.name])
 
 
-def _check_one(spec: TensorSpec, value: NDArray[Any], finite: bool) -> None:
+def _check_one(spec: TensorSpec, value: NDArray[Any]) -> None:
     if not spec.fits(value.shape):
         raise TensorError(f"{spec.name} is {value.shape}, expected {spec}")
     if value.dtype != np.dtype(spec.dtype):
         raise TensorError(f"{spec.name} is {value.dtype}, expected {spec.dtype}")
-    if not finite and value.dtype.kind in "fc" and not np.isfinite(value).all():
+    if value.dtype.kind in "fc" and not np.isfinite(value).all():
         count = int(value.size - np.isfinite(value).sum())
         raise TensorError(f"{spec.name} has {count} non-finite value{'s' if count > 1 else ''}")
 

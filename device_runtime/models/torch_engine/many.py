@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.models.bundles.tensors import Tensors, all_finite
+from device_runtime.models.bundles.stacked import StackedCopy
 from device_runtime.models.engines.base import Inputs, even_share
 from device_runtime.models.torch_modules.functional_module import (
     Normalised,
@@ -24,6 +24,7 @@ from device_runtime.models.torch_modules.functional_module import (
 )
 from device_runtime.models.training.optimizer import Sgd
 
+from .copies import TorchCopies
 from .engine import TorchModel
 
 Rows = NDArray[np.integer[Any]]
@@ -57,13 +58,12 @@ class CopySamples:
 class TrainedCopies:
     """The trained tensors and the loss of each of k copies.
 
-    `tensors`: the trained set with its running statistics; all are views of the same arrays. `losses` (k,):
-    the mean loss over the samples of the steps that count. `finite` (k,): whether all values of a copy are.
+    `tensors`: the trained set with its running statistics, which stays where it was trained. `losses` (k,):
+    the mean loss over the samples of the steps that count.
     """
 
-    tensors: list[Tensors]
+    tensors: list[StackedCopy]
     losses: NDArray[np.float64]
-    finite: NDArray[np.bool_]
 
 
 def can_train_many(manifest: Manifest, tunable: str) -> bool:
@@ -89,9 +89,9 @@ def train_many(
     training = _Training(model, tunable, [copies[i] for i in order], sgd, clip_norm)
     with model.place.running(f"train.{tunable}", model.manifest.graphs[f"train.{tunable}"], len(copies)):
         training.run()
-        tensors, finite = training.tensors()
+        trained = training.trained()
     places = np.argsort(order)
-    return TrainedCopies([tensors[place] for place in places], training.mean_losses()[places], finite[places])
+    return TrainedCopies([StackedCopy(trained, int(at)) for at in places], training.mean_losses()[places])
 
 
 class _Training:
@@ -206,38 +206,14 @@ class _Training:
             counts[i, filled] = step >= copy.counted
         return x, y, shares, counts
 
-    def tensors(self) -> tuple[list[Tensors], NDArray[np.bool_]]:
-        """The trained set and the statistics of each copy, and whether they are finite, (k,)."""
-        trained = {**self._free, **self._statistics}
-        if not self._place.on_cpu:
-            return in_one_transfer(trained)
-        arrays = {name: tensor.numpy() for name, tensor in trained.items()}
-        places = range(len(self._copies))
-        tensors: list[Tensors] = [{name: each[i] for name, each in arrays.items()} for i in places]
-        return tensors, np.array([all_finite(each) for each in tensors])
+    def trained(self) -> TorchCopies:
+        """The trained set and the statistics of all copies."""
+        return TorchCopies({**self._free, **self._statistics}, self._place)
 
     def mean_losses(self) -> NDArray[np.float64]:
         """Mean loss of each copy, (k,); 0 if no step counts."""
         counts = [sum(len(batch) for batch in copy.batches[copy.counted :]) for copy in self._copies]
         return np.asarray(self._totals.cpu().numpy() / np.maximum(counts, 1))
-
-
-def in_one_transfer(trained: dict[str, Tensor]) -> tuple[list[Tensors], NDArray[np.bool_]]:
-    """Copies the tensors (k, ..) of k copies to the host, and says whether those of each copy are finite.
-
-    That is judged on the processor where they are.
-    """
-    values = torch.cat([tensor.flatten(1) for tensor in trained.values()], 1)
-    finite = torch.stack(values.aminmax(dim=1)).isfinite().all(0)  # NaN is smallest and largest
-    shapes = {name: tensor.shape[1:] for name, tensor in trained.items()}
-    ends = np.cumsum([shape.numel() for shape in shapes.values()])[:-1]
-    return [
-        {
-            name: part.reshape(shape)
-            for (name, shape), part in zip(shapes.items(), np.split(row, ends), strict=True)
-        }
-        for row in values.cpu().numpy()
-    ], finite.cpu().numpy()
 
 
 def _micro_batches(batches: Sequence[Rows], sizes: Sequence[int]) -> Iterator[tuple[list[int], list[Rows]]]:

@@ -13,6 +13,7 @@ import numpy as np
 from device_runtime.device.engine.profiling import random_samples
 from device_runtime.models.available_engines.available import engine_choice, open_torch
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.stacked import outline
 from device_runtime.models.bundles.tensors import Tensors, check
 from device_runtime.models.errors import EngineError, TensorError
 from device_runtime.models.training.optimizer import Sgd
@@ -95,12 +96,12 @@ class BatchedNetworks:
         learnt = train_many(model, plans[0].tunable, copies, sgd, plans[0].clip_norm)
         strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
         results: list[Result] = []
-        for plan, tensors, loss, finite in zip(
-            plans, learnt.tensors, learnt.losses, learnt.finite, strict=True
-        ):
+        check(outline(learnt.tensors[0]), expected)
+        for plan, tensors, loss in zip(plans, learnt.tensors, learnt.losses, strict=True):
             update = Update(strategy.name, tensors, len(plan.indices), float(loss), strategy.variant)
             try:
-                check(update.tensors, expected, finite=bool(finite))
+                if not tensors.finite:
+                    check(tensors, expected)
                 results.append(update)
             except TensorError as error:
                 results.append(FailedJob(str(error)))

@@ -19,6 +19,7 @@ from device_runtime.aggregator.tasks.closing import Progress, score_of
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.training.evaluation import evaluate, evaluate_outputs, sample_losses
 from device_runtime.models.training.heads import Evaluation
@@ -40,6 +41,8 @@ from .ledger import RoundFigures, RunLedger
 from .masked_sums import SimulatedSums
 
 log = logging.getLogger(__name__)
+
+ON_CPU = EngineSettings()
 
 Evaluate = Callable[[int, Tensors, Tensors], RoundFigures]
 """The figures of (round, served model, new base), and of the better one; see `RoundEvaluator`."""
@@ -282,14 +285,19 @@ class RoundEvaluator:
     evaluated with the model that is better on the other half, as in a cross-validation of two folds.
     """
 
-    def __init__(self, bundle: Bundle, data: DataSet, every: int, rounds: int) -> None:
-        """Raises TensorError for samples of another shape, ScenarioError for targets that do not fit."""
+    def __init__(
+        self, bundle: Bundle, data: DataSet, every: int, rounds: int, engine: EngineSettings = ON_CPU
+    ) -> None:
+        """`engine`: that of the fleet; on a GPU the models are evaluated there too.
+
+        Raises TensorError for samples of another shape, ScenarioError for targets that do not fit.
+        """
         self._every, self._rounds = every, rounds
         if not every:
             return
         manifest = bundle.manifest
         self._y = prepared_targets(data, manifest, data.test_y)
-        self._model = open_model(bundle)
+        self._model = open_model(bundle, ON_CPU if engine.device == "cpu" else engine)
         self._x, self._target = manifest.input.prepare(data.test_x), manifest.target
 
     def __call__(self, number: int, served: Tensors, base: Tensors) -> RoundFigures:

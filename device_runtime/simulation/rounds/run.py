@@ -159,7 +159,7 @@ def simulate(
         scenario.fleet.draw(scenario.devices, seed), inputs.clients, manifests, scenario.slow
     )
     ledger = RunLedger(observer, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
-    evaluate = RoundEvaluator(inputs.bundle, prepared.data, scenario.eval_every, task.rounds)
+    evaluate = RoundEvaluator(inputs.bundle, prepared.data, scenario.eval_every, task.rounds, inputs.engine)
     trains = executor(inputs)
     try:
         sums = SimulatedSums.of(task, inputs.clients, manifests)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.broker.wire.messages import Step
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.stacked import Copies, StackedCopy
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.bundles.weights import leading_index
 from device_runtime.models.engines.base import BLOCK, DeviceModel, blocks
@@ -34,28 +35,63 @@ class PartialWeights:
     weights: NDArray[np.float64]
 
 
+class WeighedCopies(NamedTuple):
+    """Tensors of these names of k copies, and the weight of each copy, (k,)."""
+
+    copies: Copies
+    names: tuple[str, ...]
+    weights: NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class TensorMean:
     """Weighted sums in float64, and the weight of each tensor. Each `add` returns the new state.
 
-    `parts` has the tensors that some updates have only a part of.
+    `parts` has the tensors that some updates have only a part of. `waiting` has copies that are added up
+    together, once others come or the sums are needed.
     """
 
     sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     parts: dict[str, PartialWeights] = field(default_factory=dict)
+    waiting: list[WeighedCopies] = field(default_factory=list)
 
     def add(self, tensors: Tensors, weight: float) -> TensorMean:
         """The mean with one more update; the sums are changed in place. Raises ValueError for weight <= 0."""
         _check(weight)
+        if isinstance(tensors, StackedCopy):
+            self._wait(tensors, weight)
+            tensors = tensors.beside
         for name, value in tensors.items():
             if name in self.sums:
                 _add_scaled(self.sums[name], value, weight)
-                self.weights[name] += weight
             else:
                 self.sums[name] = np.multiply(value, weight, out=np.empty(value.shape), dtype=np.float64)
-                self.weights[name] = weight
+            self.weights[name] = self.weights.get(name, 0.0) + weight
         return self
+
+    def _wait(self, copy: StackedCopy, weight: float) -> None:
+        """Lets a copy wait for others of its stack, of which the same tensors count."""
+        if not self.waiting or self.waiting[0][:2] != (copy.copies, copy.names):
+            self._settle()
+            self.waiting.append(WeighedCopies(copy.copies, copy.names, np.zeros(len(copy.copies.finite))))
+        self.waiting[0].weights[copy.index] += weight
+        for name in copy.names:
+            self.weights[name] = self.weights.get(name, 0.0) + weight
+
+    def _settle(self) -> None:
+        """Adds up the copies that wait, on the processor where they are."""
+        while self.waiting:
+            copies, names, weights = self.waiting.pop()
+            for name, total in copies.sums(names, weights).items():
+                if name not in self.sums:
+                    self.sums[name] = total
+                elif self.sums[name].shape == total.shape:
+                    self.sums[name] += total
+                else:
+                    raise ValueError(
+                        f"{name} is {total.shape}, the ones before it were {self.sums[name].shape}"
+                    )
 
     def add_leading(self, tensors: Tensors, weight: float, base: Tensors) -> TensorMean:
         """As `add`, for tensors that are the leading part, or the whole, of those of `base`.
@@ -86,6 +122,8 @@ class TensorMean:
 
     def join(self, other: TensorMean) -> TensorMean:
         """The mean over the updates of both; neither is changed."""
+        self._settle()
+        other._settle()
         joined = TensorMean({name: total.copy() for name, total in self.sums.items()}, dict(self.weights))
         for name, total in other.sums.items():
             if name in joined.sums:
@@ -101,6 +139,7 @@ class TensorMean:
 
     def mean(self) -> dict[str, NDArray[Any]]:
         """The means, float32."""
+        self._settle()
         return {
             name: np.divide(
                 total, self.weights[name], out=np.empty(total.shape, np.float32), casting="same_kind"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.tensors import NO_TENSORS as NO_TENSORS
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.bundles.weights import generator_of
 from device_runtime.models.data.local_data import LocalData as LocalData
 
-NO_TENSORS: Tensors = MappingProxyType({})
 MOST_LOSS = 1e6
 """The largest mean loss that is accepted; above it, training has diverged."""
 FEW_SHOT = "few-shot/"

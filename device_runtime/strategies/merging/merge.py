@@ -97,7 +97,7 @@ def merge(
         for step in result.steps
     )
     base = replay({**model.weights, **moved}, steps, model.manifest)
-    replayable = not joined.sums
+    replayable = not joined.weights
     for result in results:
         if result.assigned:
             base, replayable = {**base, **result.assigned}, False
@@ -150,7 +150,7 @@ def _served(results: Sequence[KindResult]) -> Tensors:
     for result in results:
         if result.served:
             return result.served
-        if result.served_mean is not None and result.served_mean.sums:
+        if result.served_mean is not None and result.served_mean.weights:
             means = (other.served_mean for other in results if other.served_mean is not None)
             return reduce(TensorMean.join, means).mean()
     return {}

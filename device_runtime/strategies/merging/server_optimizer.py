@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.names import RUNNING_STATISTICS
+from device_runtime.models.bundles.stacked import outline, squares
 from device_runtime.models.bundles.tensors import Tensors, Vector
 from device_runtime.models.bundles.weights import leading_index
 from device_runtime.models.engines.base import BLOCK, blocks
@@ -226,15 +227,15 @@ def squared_changes(base: Tensors, update: Tensors) -> dict[str, float]:
 
     Of float tensors alone, without running statistics; a leading part is compared with that of the base.
     """
-    changes = {}
-    for name, value in update.items():
+    starts = {}
+    for name, value in outline(update).items():
         whole = base.get(name)
         if whole is None or value.dtype.kind != "f" or name.endswith(RUNNING_STATISTICS):
             continue
         part = whole[leading_index(value.shape)] if value.ndim == whole.ndim else whole
         if part.shape == value.shape:
-            changes[name] = float(np.square(np.subtract(value, part, dtype=np.float32)).sum(dtype=np.float64))
-    return changes
+            starts[name] = part
+    return squares(update, starts)
 
 
 def _copy(name: str, value: NDArray[Any], shape: tuple[int, ...]) -> Vector:

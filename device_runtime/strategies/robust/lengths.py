@@ -41,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.names import RUNNING_STATISTICS
+from device_runtime.models.bundles.stacked import Copies, StackedCopy, outline, squares
 from device_runtime.models.bundles.tensors import Tensors, Vector
 from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.interface import capabilities
@@ -102,7 +103,7 @@ class Compared:
     def parts(self, content: Tensors) -> dict[Group, dict[str, NDArray[Any]]]:
         """The tensors of each group, by what they are measured from: the base's tensor, or 0."""
         parts: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
-        for name, value in content.items():
+        for name, value in outline(content).items():
             if value.dtype != np.float32 or not value.size:  # counts, indices
                 continue
             own = self.base.get(name.removeprefix(FEW_SHOT))
@@ -139,6 +140,7 @@ class LengthBounds:
     def __init__(self, before: Tensors, scratch: Path | None) -> None:
         """`before`: what `kept` gave in the last merge. `scratch`: folder for what cannot be read again."""
         self._before, self._waiting, self._end = before, list[WaitingUpdate](), 0
+        self._held: list[Copies] = []
         self._file = SpooledTemporaryFile(IN_MEMORY, dir=str(scratch) if scratch else None, prefix="merge-")  # noqa: SIM115 - closed in `close`
         self._shortened: dict[str, list[str]] = defaultdict(list)
         self._furthest = (0.0, 0.0)
@@ -154,8 +156,19 @@ class LengthBounds:
         lengths = {group: change_length(content, starts) for group, starts in compared.parts(content).items()}
         form = variant_named(compared.kind, update.variant)
         epochs = int(getattr(form, "epochs", 1))
-        read = again or self._stored(update)
+        read = again or self._waiting_where_it_is(update) or self._stored(update)
         self._waiting.append(WaitingUpdate(update.device, read, compared, weight, epochs, lengths))
+
+    def _waiting_where_it_is(self, update: Update) -> Read | None:
+        """Lets tensors wait on the processor that trained them, as long as there is room."""
+        if not isinstance(update.tensors, StackedCopy):
+            return None
+        copies = update.tensors.copies
+        if copies not in self._held:
+            if sum(each.nbytes for each in self._held) + copies.nbytes > copies.room:
+                return None
+            self._held.append(copies)
+        return lambda: update
 
     def _stored(self, update: Update) -> Read:
         """Writes an update to the file, whose content comes back bit for bit."""
@@ -274,16 +287,17 @@ def _rows(value: NDArray[Any], start: NDArray[Any]) -> int:
 
 def _values(content: Tensors, starts: Tensors) -> int:
     """The number of values; of a tensor that the base does not have, in a row."""
-    return sum(content[name].size // _rows(content[name], start) for name, start in starts.items())
+    shapes = outline(content)
+    return sum(shapes[name].size // _rows(shapes[name], start) for name, start in starts.items())
 
 
 def change_length(content: Tensors, starts: Tensors) -> float:
     """The Euclidean norm; of a tensor that the base does not have, its root mean square over rows."""
-    squares = 0.0
-    for name, start in starts.items():
-        change = np.subtract(content[name], start, dtype=np.float64).reshape(-1)
-        squares += float(change @ change) / _rows(content[name], start)
-    return float(np.float32(sqrt(squares)))  # the last bits of a sum depend on where it lies in memory
+    shapes = outline(content)
+    total = sum(
+        square / _rows(shapes[name], starts[name]) for name, square in squares(content, starts).items()
+    )
+    return float(np.float32(sqrt(total)))  # the last bits of a sum depend on where it lies in memory
 
 
 BY_LENGTH = frozenset({"norm-clip", "value-clip"})
@@ -349,10 +363,6 @@ def rejection_reason(kind: AnyStrategy, update: Update, base: Tensors, most: flo
 
 def norm(update: Tensors, base: Tensors) -> float:
     """The Euclidean distance from the base; for tensors that the base does not have, from zero."""
-    total = 0.0
-    for key, value in update.items():
-        change = value.astype(np.float64)
-        if key in base and base[key].shape == value.shape:
-            change = change - base[key]
-        total += float(np.square(change).sum())
-    return sqrt(total)
+    fits = {name: name in base and base[name].shape == value.shape for name, value in outline(update).items()}
+    starts = {name: base[name] if fits[name] else np.zeros((), np.float32) for name in fits}
+    return sqrt(sum(squares(update, starts).values()))

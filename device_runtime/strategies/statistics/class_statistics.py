@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.stacked import only
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.strategies.directions.directions import Projection
 from device_runtime.strategies.interface.kind import ClassStatistics
@@ -215,8 +216,8 @@ def split_statistics(sent: Tensors) -> tuple[Tensors, Tensors]:
     """The update without its class statistics, and the class statistics; empty if it has none."""
     if ROWS not in sent:
         return sent, {}
-    statistics = {name: value for name, value in sent.items() if name.startswith(PREFIX)}
-    return {name: value for name, value in sent.items() if name not in statistics}, statistics
+    statistics = {name: sent[name] for name in sent if name.startswith(PREFIX)}
+    return only(sent, lambda name: name not in statistics), statistics
 
 
 def rejection_reason(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:

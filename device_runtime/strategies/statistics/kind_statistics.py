@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.stacked import with_others
 from device_runtime.models.bundles.tensors import Tensors, TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.profiles import Cost, DeviceProfile, Workload, predict
@@ -273,7 +274,7 @@ def add_statistics(strategy: AnyStrategy, update: Update, measurement: Measured,
     if part is not measurement:
         summary = replace(summary, moment_sums=ClassSums(0 * summary.sums.sums, 0 * summary.sums.counts))
     sent = encode(replace(summary, right=measurement.right), statistics)
-    return replace(update, tensors={**update.tensors, **sent})
+    return replace(update, tensors=with_others(update.tensors, sent))
 
 
 def expected(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:

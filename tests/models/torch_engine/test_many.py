@@ -17,7 +17,6 @@ from device_runtime.models.torch_engine.engine import TorchModel
 from device_runtime.models.torch_engine.many import (
     CopySamples,
     can_train_many,
-    in_one_transfer,
     is_faster_together,
     train_many,
 )
@@ -110,7 +109,7 @@ def assert_as_if_alone(
 ) -> None:
     lesson_list = lessons(1, model.manifest.input.shape)
     learnt = train_many(model, tunable, lesson_list, sgd, clip_norm)
-    assert learnt.finite.all()
+    assert all(tensors.finite for tensors in learnt.tensors)
     for k, lesson in enumerate(lesson_list):
         expected, loss = alone(model, tunable, lesson, sgd, clip_norm)
         assert list(learnt.tensors[k]) == list(expected)
@@ -159,8 +158,9 @@ def test_a_copy_that_diverges_is_told_from_the_others(opened):
     model, lesson_list = opened("mlp"), lessons()
     lesson_list[1].x[:] = 1e30
     learnt = train_many(model, "all", lesson_list, Sgd(0.05))
-    assert learnt.finite.tolist() == [True, False, True, True]
-    assert [all_finite(tensors) for tensors in learnt.tensors] == learnt.finite.tolist()
+    finite = [tensors.finite for tensors in learnt.tensors]
+    assert finite == [True, False, True, True]
+    assert [all_finite(tensors) for tensors in learnt.tensors] == finite
 
 
 def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
@@ -174,16 +174,6 @@ def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
             assert value.tobytes() == others[name].tobytes()
             assert not np.shares_memory(value, others[name])
             assert not np.shares_memory(value, model.weights[name])
-
-
-def test_tensors_of_all_copies_come_in_one_transfer_with_what_is_finite():
-    rng = np.random.default_rng(0)
-    arrays = {"a": rng.standard_normal((4, 2, 3), np.float32), "b": rng.standard_normal((4, 1), np.float32)}
-    arrays["a"][1, 1, 2], arrays["b"][2, 0], arrays["a"][3, 0, 0] = np.nan, np.inf, -np.inf
-    tensors, finite = in_one_transfer({name: torch.from_numpy(array) for name, array in arrays.items()})
-    assert finite.tolist() == [True, False, False, False]
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(np.stack([each[name] for each in tensors]), array)
 
 
 def test_sets_that_the_bundle_does_not_train_are_not_trained_together(opened):

@@ -9,7 +9,9 @@ import pytest
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.torch_engine.copies import TorchCopies
 from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.executors.batched import Batched
 from device_runtime.simulation.executors.job import PlainExecutor
 from device_runtime.simulation.rounds.run import prepare, simulate
 from device_runtime.simulation.scenarios import scenario
@@ -270,3 +272,29 @@ def test_a_fresh_start_is_fetched_while_devices_wait_and_is_another_for_another_
     drawn = [name for name in weights if name.endswith("conv1.weight")]
     assert drawn
     assert not any(np.array_equal(weights[name], other[name]) for name in drawn)
+
+
+def test_updates_trained_together_are_checked_weighed_and_merged_where_they_are(monkeypatch):
+    """None of their tensors is read; the result equals that of the plain executor.
+
+    But for the head in closed form, which magnifies the difference of float32.
+    """
+    task = {
+        "kinds": [{"name": "full", "settings": {"epochs": 1, "batch": 8}}],
+        "rounds": 2,
+        "head": "closed-form",
+    }
+    over = {
+        "fleet": SETTLED,
+        "devices": 8,
+        "engine": "torch",
+        "data": {"samples_per_client": 40},
+        "task": task,
+    }
+    alone = simulate(prepare(scenario.load("uniform", over), 0))
+    monkeypatch.setattr(TorchCopies, "fetched", lambda _, name: pytest.fail(f"{name} was read"))
+    together = simulate(
+        prepare(scenario.load("uniform", over), 0), lambda of: Batched(of, PlainExecutor(of), networks=True)
+    )
+    for name in sorted(alone.keys() - {"head.weight", "head.bias"}):
+        np.testing.assert_allclose(together[name], alone[name], atol=5e-4, err_msg=name)
