@@ -15,7 +15,6 @@ import argparse
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import echo
 import numpy as np
@@ -91,30 +90,45 @@ def bundle(job: Job) -> Bundle:
     return Bundle.open(folder)
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds a run has, with how many devices, of which `cohort` are in a round."""
+
+    rounds: int
+    devices: int
+    cohort: int
+    eval_every: int = 0  # rounds between evaluations; 0: none
+
+
+def trained_in_full(batch: int, lr: float) -> KindSettings:
+    """One epoch of SGD without momentum on all weights."""
+    settings = {"epochs": 1, "batch": batch, "lr": lr, "momentum": 0.0, "weight_decay": 0.0}
+    return KindSettings(name="full", settings=settings)
+
+
+def alike(inputs: ExecutorInputs, kind: KindSettings, rounds: Rounds, tests: int = 0) -> PreparedRun:
+    """A run of devices that are all alike and quick enough; its first `tests` samples are for evaluation."""
+    task = Task(
+        bundle=str(inputs.bundle.path),
+        rounds=rounds.rounds,
+        round_deadline_s=AGES_S,
+        min_contributions=rounds.cohort,
+        devices_per_round=rounds.cohort,
+        kinds=(kind,),
+    )
+    scenario = Scenario(
+        fleet=fleets.read(FLEET), task=task, devices=rounds.devices, eval_every=rounds.eval_every
+    )
+    x, y = inputs.clients.x, inputs.clients.y
+    return PreparedRun(scenario, SEED, inputs, DataSet(x, y, x[:tests], y[:tests], LABELS))
+
+
 def prepared(job: Job, engine: str) -> PreparedRun:
     """The scenario of a job, with the samples mapped into memory."""
     work, clients = WORKS[job.work], Clients.open(Path(job.data))
-    full: dict[str, Any] = {
-        "epochs": 1,
-        "batch": work.batch,
-        "lr": job.lr,
-        "momentum": 0.0,
-        "weight_decay": 0.0,
-    }
-    kind = KindSettings(name="full", settings=full) if work.trains else KindSettings(name=echo.Echo.name)
-    task = Task(
-        bundle=str(Path(job.data) / "bundle"),
-        rounds=job.rounds,
-        round_deadline_s=AGES_S,
-        min_contributions=job.cohort,
-        devices_per_round=job.cohort,
-        kinds=(kind,),
-    )
-    scenario = Scenario(fleet=fleets.read(FLEET), task=task, devices=job.users, eval_every=0)
-    nothing = clients.x[:0]
-    data = DataSet(clients.x, clients.y, nothing, clients.y[:0], LABELS)
+    kind = trained_in_full(work.batch, job.lr) if work.trains else KindSettings(name=echo.Echo.name)
     inputs = ExecutorInputs(bundle(job), clients, EngineSettings(engine=engine))
-    return PreparedRun(scenario, SEED, inputs, data)
+    return alike(inputs, kind, Rounds(job.rounds, job.users, job.cohort))
 
 
 def main() -> None:

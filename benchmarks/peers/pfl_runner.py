@@ -1,4 +1,4 @@
-"""pfl (apple/pfl-research) with torch on the CPU: FederatedAveraging over SimulatedBackend.
+"""pfl (apple/pfl-research) with torch: FederatedAveraging over SimulatedBackend, on a GPU if there is one.
 
 Two processes with one thread each, as its guide "Fast distributed simulations" starts them without torchrun
 (which would be a third): PFL_WORKER_ADDRESSES and PFL_WORKER_RANK, joined by gloo. Users are drawn with its

@@ -82,7 +82,8 @@ class Network(torch.nn.Module):
         self.module = module
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(self.module(x), y)
+        place = next(self.parameters()).device  # pfl takes a GPU for the weights where torch sees one
+        return functional.cross_entropy(self.module(x.to(place)), y.to(place))
 
     def metrics(self, *batch: Tensor) -> dict[str, Any]:
         """Of the first round, which pfl always evaluates."""
@@ -128,5 +129,5 @@ def run(job: Job) -> None:
         send_metrics_to_platform=False,
     )
     if int(os.environ.get("PFL_WORKER_RANK", "0")) == 0:
-        values: Arrays = {name: value.detach().numpy() for name, value in module.named_parameters()}
+        values: Arrays = {name: value.detach().cpu().numpy() for name, value in module.named_parameters()}
         report(job, marks.seconds, lambda: values, ("pfl", "torch", "numpy"))
