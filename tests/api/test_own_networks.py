@@ -159,13 +159,12 @@ def test_the_command_takes_a_module_and_a_device(folder, monkeypatch, capsys):
     assert "engine onnxruntime runs a bundle's graphs, and no module (net:build)" in capsys.readouterr().err
 
 
-def test_a_network_that_vmap_cannot_run_is_trained_one_device_after_another(folder, caplog, monkeypatch):
+def test_a_network_that_vmap_cannot_run_is_trained_one_device_after_another(folder, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "s.toml").write_text('fleet = "phones"\nmodule = "net.py:build"\n[task]\nbundle = "bundle"\n')
     inputs = prepare(scenarios.load("s.toml", {"devices": 6}), 0).inputs
     kind = registry.make("full", {"epochs": 1})
-    assert BatchedNetworks(inputs).takes(kind)
+    assert BatchedNetworks(inputs).refusal(kind) == ""
     network = own_network("net.py:ready", {})
     monkeypatch.setattr(type(network.act), "forward", lambda _, x: x * x.detach().sum().item())
-    assert not BatchedNetworks(inputs).takes(kind)
-    assert "trained one after another: their copies cannot run together" in caplog.text
+    assert BatchedNetworks(inputs).refusal(kind).startswith("their copies cannot run together (torch, ")

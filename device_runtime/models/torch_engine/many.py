@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.stacked import StackedCopy
 from device_runtime.models.engines.base import Inputs, even_share
 from device_runtime.models.torch_modules.functional_module import (
@@ -28,16 +27,6 @@ from .copies import TorchCopies
 from .engine import TorchModel
 
 Rows = NDArray[np.integer[Any]]
-
-PAYS_BELOW_FLOPS = 6_000_000
-"""FLOPs of one sample's training step up to which training copies together pays on a CPU.
-
-Measured on one core with 10 to 50 copies: an MLP (0.2 MFLOP) is 1.9 to 2.5 times as fast, two convolutions on
-8x8 (3 MFLOP) 1.8 to 2 times, WRN-10 on 8x8 (5 MFLOP) 1.5 to 1.7 times; two convolutions of 8 and 16 maps on
-32x32 (7 MFLOP) and WRN-16 on 32x32 (200 MFLOP) take twice the time. With batch norm, 20 copies of 100 images:
-WRN-16-1 on 8x8 (5 MFLOP) is 1.7 to 2.5 times as fast, on 16x16 (19 MFLOP) 0.7 to 1.2 times, on 32x32
-(75 MFLOP) half as fast.
-"""
 
 
 @dataclass(frozen=True)
@@ -64,16 +53,6 @@ class TrainedCopies:
 
     tensors: list[StackedCopy]
     losses: NDArray[np.float64]
-
-
-def can_train_many(manifest: Manifest, tunable: str) -> bool:
-    """Whether copies can be trained together: the graph exists."""
-    return f"train.{tunable}" in manifest.graphs
-
-
-def is_faster_together(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
-    """Whether training copies together is faster, judged by the FLOPs of the graph, not by a measurement."""
-    return not on_cpu or manifest.graphs[f"train.{tunable}"].flops <= PAYS_BELOW_FLOPS
 
 
 def train_many(

@@ -207,6 +207,16 @@ class Privacy:
         if not self.noise >= 0:
             raise ValueError(f"noise is {self.noise}, expected 0 or more")
 
+    def sampling(self) -> np.random.Generator:
+        """A generator for the samples of steps, seeded by `rng`, from which the noise is drawn afterwards."""
+        return np.random.Generator(np.random.PCG64(int.from_bytes(self.rng.bytes(16), "little")))
+
+    def noise_of_sum(self, out: Vector) -> Vector:
+        """Draws the noise of a sum of gradients into `out`, and returns it."""
+        self.rng.standard_normal(dtype=np.float32, out=out)
+        out *= np.float32(self.noise * self.max_norm)
+        return out
+
 
 @runtime_checkable
 class ClipsSamples(Protocol):
@@ -289,11 +299,7 @@ class PrivateGradients:
             np.add(total, np.multiply(g, factor, out=self._scratch[: g.size]), out=total)
 
     def _add_noise(self) -> None:
-        deviation = np.float32(self._privacy.noise * self._privacy.max_norm)
         for (total,) in blocks(self.grads.vector):
-            if deviation:
-                noise = self._scratch[: total.size]
-                self._privacy.rng.standard_normal(dtype=np.float32, out=noise)
-                noise *= deviation
-                np.add(total, noise, out=total)
+            if self._privacy.noise:
+                np.add(total, self._privacy.noise_of_sum(self._scratch[: total.size]), out=total)
         self.grads.vector /= np.float32(self._lot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from device_runtime.models.training.heads import (
     split_heads,
     train_heads,
 )
-from device_runtime.strategies.interface.device_half import LocalData, Update
+from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Update
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.statistics.class_statistics import split_statistics
 from device_runtime.strategies.statistics.kind_statistics import (
@@ -45,6 +46,8 @@ from device_runtime.strategies.training.local_training import (
 from .batched_many import BatchedNetworks
 from .job import Executor, ExecutorInputs, FailedJob, Result, TrainingJob, run_of
 
+log = logging.getLogger(__name__)
+
 CACHE_BYTES = 256 << 20
 
 
@@ -54,11 +57,14 @@ class BatchedTrainer(Protocol):
     @property
     def together(self) -> int: ...
 
-    def takes(self, strategy: AnyStrategy) -> bool:
-        """Whether it can train jobs of this strategy."""
+    def refusal(self, strategy: AnyStrategy) -> str:
+        """Why it cannot train jobs of this strategy; empty if it can."""
 
-    def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
-        """Trains the jobs, each as if it were alone; results are in their order. Raises ModelError."""
+    def train(self, base: Tensors, jobs: Sequence[TrainingJob], aside: Tensors) -> list[Result]:
+        """Trains the jobs, each as if it were alone; results are in their order.
+
+        aside: the tensors sent with the base. Raises ModelError.
+        """
 
     def close(self) -> None:
         """Frees memory. May be called twice."""
@@ -70,8 +76,9 @@ class Batched:
     Heads are trained on cached features, which hold while the extractor stays the same. On engine torch whole
     networks are trained by one call for a step of all devices. Class statistics use the cached features.
 
-    Results are those of the plain executor to rounding. Jobs that gain nothing, those of smaller models or
-    with samples held out, and devices without samples go to `fallback`, which is closed with this one.
+    Results are those of the plain executor to rounding. Jobs that gain nothing, those with samples held out,
+    and devices without samples go to `fallback`, which is closed with this one. The log says why, once for
+    each kind.
     """
 
     def __init__(
@@ -88,11 +95,10 @@ class Batched:
         self.name = f"batched, {fallback.name}"
         self._inputs, self._fallback = inputs, fallback
         self._features = Features(inputs, cache_bytes)
-        self._trainers: tuple[BatchedTrainer, ...] = (
-            BatchedHeads(inputs, self._features),
-            BatchedNetworks(inputs, networks),
-        )
+        self._heads = BatchedHeads(inputs, self._features)
+        self._networks = {name: BatchedNetworks(inputs, networks, name) for name in inputs.bundles}
         self._chosen: dict[AnyStrategy, BatchedTrainer | None] = {}
+        self._logged: set[str] = set()
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> Iterator[Result]:
         trainers = [self._trainer_of(job) for job in jobs]
@@ -108,18 +114,22 @@ class Batched:
                     n for n in range(i, len(jobs)) if trainers[n] is trainer and _alike(jobs[n], jobs[i])
                 )
                 chosen = list(islice(alike, trainer.together))
-                results = self._trained(trainer, bases[jobs[i].base], [jobs[n] for n in chosen])
+                results = self._trained(trainer, bases, [jobs[n] for n in chosen])
                 ready.update(zip(chosen, results, strict=True))
             yield ready.pop(i)
 
     def close(self) -> None:
-        for trainer in self._trainers:
-            trainer.close()
+        self._heads.close()
+        for networks in self._networks.values():
+            networks.close()
         self._fallback.close()
 
-    def _trained(self, trainer: BatchedTrainer, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
+    def _trained(
+        self, trainer: BatchedTrainer, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]
+    ) -> list[Result]:
         """Trains jobs of one strategy from one base, with the class statistics that it asks for."""
-        results = trainer.train(base, jobs)
+        base, aside = bases[jobs[0].base], bases[jobs[0].aside] if jobs[0].aside else NO_TENSORS
+        results = trainer.train(base, jobs, aside)
         if statistics_of(jobs[0].strategy) is None:
             return results
         samples = self._features.of(base, [job.device for job in jobs])
@@ -135,18 +145,35 @@ class Batched:
         ]
 
     def _trainer_of(self, job: TrainingJob) -> BatchedTrainer | None:
-        if job.strategy.member or not len(self._inputs.clients.indices(job.device)):
-            return None
-        if (statistics := statistics_of(job.strategy)) is not None and statistics.hold_out:
+        if not len(self._inputs.clients.indices(job.device)):
             return None
         if job.strategy not in self._chosen:
-            takers = (trainer for trainer in self._trainers if trainer.takes(job.strategy))
-            self._chosen[job.strategy] = next(takers, None)
+            self._chosen[job.strategy] = self._trainer_for(job.strategy)
         return self._chosen[job.strategy]
+
+    def _trainer_for(self, strategy: AnyStrategy) -> BatchedTrainer | None:
+        networks = self._networks.get(strategy.member)
+        if networks is None:
+            return None  # the fallback says which members there are
+        if (statistics := statistics_of(strategy)) is not None and statistics.hold_out:
+            self._log(strategy, "they hold samples out")
+            return None
+        if not self._heads.refusal(strategy):
+            return self._heads
+        if why := networks.refusal(strategy):
+            self._log(strategy, why)
+            return None
+        return networks
+
+    def _log(self, strategy: AnyStrategy, why: str) -> None:
+        line = f"devices of kind {strategy.name} are trained one after another: {why}"
+        if line not in self._logged:
+            self._logged.add(line)
+            log.log(logging.INFO if self._inputs.engine.device == "cpu" else logging.WARNING, "%s", line)
 
 
 def _alike(job: TrainingJob, other: TrainingJob) -> bool:
-    return job.base == other.base and job.strategy == other.strategy
+    return (job.base, job.aside, job.strategy) == (other.base, other.aside, other.strategy)
 
 
 def _with_statistics(
@@ -189,11 +216,12 @@ class BatchedHeads:
         size = 4 * len(self._manifest.labels) * (head.features + 1)
         self.together = max(LEAST_TOGETHER, TOGETHER_BYTES // size)
 
-    def takes(self, strategy: AnyStrategy) -> bool:
-        """Whether the kind trains only the head or takes features, by its own interface."""
-        return takes_features(strategy, self._manifest)
+    def refusal(self, strategy: AnyStrategy) -> str:
+        """Empty for a kind that trains only the head or takes features, by its own interface."""
+        takes = not strategy.member and takes_features(strategy, self._manifest)
+        return "" if takes else "it trains more than the head"
 
-    def train(self, base: Tensors, jobs: Sequence[TrainingJob]) -> list[Result]:
+    def train(self, base: Tensors, jobs: Sequence[TrainingJob], aside: Tensors) -> list[Result]:
         """Trains jobs of one strategy from one base, in order. Raises as `Features.of` does."""
         strategy = jobs[0].strategy
         samples = self._features.of(base, [job.device for job in jobs])
@@ -202,15 +230,15 @@ class BatchedHeads:
             results = [strategy.from_features(k.inputs[:, :width], k.y, self._manifest) for k in samples]
             updates = [replace(result, variant=strategy.variant) for result in results]
             return [_checked(result, self._manifest, strategy) for result in updates]
-        return self._trained(base, jobs, samples)
+        return self._trained(base, jobs, aside, samples)
 
     def close(self) -> None:
         self._features.forget()
 
     def _trained(
-        self, base: Tensors, jobs: Sequence[TrainingJob], samples: Sequence[HeadSamples]
+        self, base: Tensors, jobs: Sequence[TrainingJob], aside: Tensors, samples: Sequence[HeadSamples]
     ) -> list[Result]:
-        plans = [_plan(job, k) for job, k in zip(jobs, samples, strict=True)]
+        plans = [_plan(job, aside, k) for job, k in zip(jobs, samples, strict=True)]
         data = [
             HeadTrainingData(k.inputs, k.y, p.batches, p.counted) for k, p in zip(samples, plans, strict=True)
         ]
@@ -225,9 +253,9 @@ class BatchedHeads:
         return [_checked(contribution, self._manifest, strategy) for contribution in updates]
 
 
-def _plan(job: TrainingJob, samples: HeadSamples) -> HeadTraining:
-    strategy: TrainsHead = job.strategy  # type: ignore[assignment]  # by `takes`
-    return strategy.head_training(samples.y, run_of(job))
+def _plan(job: TrainingJob, aside: Tensors, samples: HeadSamples) -> HeadTraining:
+    strategy: TrainsHead = job.strategy  # type: ignore[assignment]  # by `refusal`
+    return strategy.head_training(samples.y, run_of(job, aside))
 
 
 def _checked(update: Update, manifest: Manifest, strategy: AnyStrategy) -> Result:

@@ -14,9 +14,10 @@ from device_runtime.profiles.measure import usable_cores
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry
-from device_runtime.strategies.training.local_training import takes_features
+from device_runtime.strategies.training.local_training import is_planned, takes_features
 from device_runtime.strategies.training.workload import workload
 
+from .batched_many import is_faster_together
 from .job import Executor, ExecutorInputs, PlainExecutor
 from .processes import Processes
 
@@ -26,11 +27,6 @@ HEAVY_FLOPS = 10e6
 """Operations of a job from which processes pay off: 2 ms or more on one core.
 
 A job in another process takes 0.2 ms more, and starting the process takes seconds.
-"""
-SMALL_STEP_FLOPS = 6_000_000
-"""Operations of one sample's training step up to which `models.torch_engine.many` pays off.
-
-It then gains 1.5 to 2.5 times on one core.
 """
 FEW_CORES = 2
 """Up to this many cores, small networks gain more by batched training than by one core for each network."""
@@ -116,9 +112,9 @@ def _fastest(inputs: ExecutorInputs, cores: int, kinds: Sequence[AnyStrategy]) -
     here = [kind.name for kind in others if not registry.is_portable(kind)]
     here += [f"module {module[1:]}"] if not is_portable(module := inputs.engine.module) else []
     heavy = heaviest >= HEAVY_FLOPS and cores > 1 and inputs.engine.device == "cpu" and not here
-    networks = bool(others) and _small(inputs) and not (heavy and cores > FEW_CORES)
+    networks = _are_batched(inputs, others) and not (heavy and cores > FEW_CORES)
     why = [f"{kind.name} of many devices is one matrix product" for kind in together]
-    why += ["steps of so small a network are batched"] if networks else []
+    why += ["steps of many networks are batched"] if networks else []
     batched = bool(why)
     work = f"{heaviest / 1e6:.3g} MFLOP a job"
     if not others:
@@ -156,13 +152,16 @@ def _form_flops(inputs: ExecutorInputs, form: AnyStrategy) -> float:
         return 0.0
 
 
-def _small(inputs: ExecutorInputs) -> bool:
-    """Whether the engine is torch and the network small enough to gain by batched training."""
+def _are_batched(inputs: ExecutorInputs, kinds: Sequence[AnyStrategy]) -> bool:
+    """Whether the engine is torch, and networks of any of these kinds gain by batched training."""
     try:
-        engine = engine_choice(inputs.bundle, inputs.engine).name
+        if engine_choice(inputs.bundle, inputs.engine).name != "torch":
+            return False
     except EngineError:
         return False  # reported when the engine is opened
-    graph = inputs.bundle.manifest.graphs.get("train.all")
-    if engine != "torch" or graph is None or graph.statistics:
-        return False
-    return inputs.engine.device != "cpu" or graph.flops <= SMALL_STEP_FLOPS
+    forms = [form for kind in kinds if is_planned(kind) for form in kind.variants()]
+    return any(
+        is_faster_together(inputs, form.member, getattr(form, "trained", "all"))
+        for form in forms
+        if form.member in inputs.bundles
+    )

@@ -166,7 +166,7 @@ class PlainExecutor:
         for job in jobs:
             model = self._holding(job.strategy.member, bases[job.base])
             aside = bases[job.aside] if job.aside else NO_TENSORS
-            yield _own(train(model, self._inputs, job, aside))
+            yield with_own_memory(train(model, self._inputs, job, aside))
 
     def _holding(self, member: str, base: Tensors) -> DeviceModel:
         """The member's model with this base; loads only new tensors.
@@ -186,7 +186,7 @@ class PlainExecutor:
             model.unload()
 
 
-def _own(result: Result) -> Result:
+def with_own_memory(result: Result) -> Result:
     """The result with a copy of its memory, which no engine changes later."""
     if isinstance(result, FailedJob) or result.memory is None:
         return result

@@ -35,7 +35,8 @@ from device_runtime.strategies.settings import (
     ServerLearningRate,
     Setting,
 )
-from device_runtime.strategies.training import local_training, teaching
+from device_runtime.strategies.training import teaching
+from device_runtime.strategies.training.local_training import TrainingResult
 from device_runtime.strategies.training.teaching import FamilyUpdate, Rows, ServerTraining, TeacherAttention
 
 log = logging.getLogger(__name__)
@@ -127,16 +128,14 @@ class AttentionTransfer(
         rows = self._rows(workload.samples)
         return predict(profile, teaching.work(workload, self, self.level, rows, rows), self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Update:
-        plan = local_training.TrainingPlan(self.sgd, self.epochs, self.batch, np.arange(len(data)))
-        trained = local_training.train(model, data, plan, run)
+    def update_of(self, result: TrainingResult, model: DeviceModel, data: LocalData, run: Run) -> Update:
         chosen = run.rng().choice(len(data), self._rows(len(data)), replace=False)
         chosen = chosen[np.argsort(data.y[chosen], kind="stable")]
-        with teaching.with_tensors(model, trained.tensors):
+        with teaching.with_tensors(model, result.tensors):
             maps = model.level_features(data.x[chosen], self.level)
         counts = np.bincount(data.y[chosen], minlength=len(model.manifest.labels)).astype(np.int32)
-        tensors = {**trained.tensors, MAPS: maps, COUNTS: counts}
-        return Update(self.name, tensors, len(data), trained.loss, self.variant)
+        tensors = {**result.tensors, MAPS: maps, COUNTS: counts}
+        return Update(self.name, tensors, len(data), result.loss, self.variant)
 
     def _rows(self, samples: int) -> int:
         return min(ceil(self.metadata_share * samples), self.max_metadata)

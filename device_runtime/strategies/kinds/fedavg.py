@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.models.bundles.manifest import Manifest
+from device_runtime.models.bundles.stacked import with_others
 from device_runtime.models.bundles.tensors import TensorSpec
 from device_runtime.models.engines.base import DeviceModel
 from device_runtime.models.training.optimizer import Sgd
@@ -34,7 +35,9 @@ from device_runtime.strategies.training.local_training import (
     HeadTraining,
     PartialEpochs,
     TrainingPlan,
+    TrainingResult,
     follows_plan,
+    train_by_plan,
 )
 from device_runtime.strategies.training.workload import Training, head_specs, work_of_training
 
@@ -91,11 +94,13 @@ class FedAvg(
 
     @follows_plan
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Update:
-        plan = self.plan(model, data, run)
-        result = local_training.train(model, data, plan, run)
+        return train_by_plan(self, model, data, run)
+
+    def update_of(self, result: TrainingResult, model: DeviceModel, data: LocalData, run: Run) -> Update:
         memory = result.tensors if any(term.keeps_model for term in self.terms) else None
+        sent = with_others(result.tensors, result.plan.beside)
         variant = self.ended(result.epochs).variant
-        return Update(self.name, result.tensors, len(plan.indices), result.loss, variant, memory)
+        return Update(self.name, sent, len(result.plan.indices), result.loss, variant, memory)
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
         steps = self._steps(self.chosen(model, data, run), self.clip_norm_for(model.manifest))

@@ -29,6 +29,7 @@ from device_runtime.strategies.interface.device_half import (
 from device_runtime.strategies.interface.kind import KindInfo, Settings
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.terms.proximal import FscProx
+from device_runtime.strategies.training.local_training import TrainingPlan, TrainingResult
 from device_runtime.strategies.training.workload import head_specs
 
 from .fedavg import FedAvg
@@ -93,15 +94,16 @@ class FullAndFewShot(
             return predict(profile, full, self.name)
         return predict(profile, _after(self.few_shot.work(workload), full), self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Update:
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
         """Train the classifier first if it is always sent: the full update then knows what time is left."""
-        if self.least:
-            full = super().train(model, data, run)
-            fell_back = full.variant != self.variant
-            head = self._in_time(model, data, run) if fell_back else {}
-        else:
-            head = self._classifier(model, data, run)
-            full = super().train(model, data, run)
+        head = {} if self.least else self._classifier(model, data, run)
+        return replace(super().plan(model, data, run), beside=_sent(head, model.manifest))
+
+    def update_of(self, result: TrainingResult, model: DeviceModel, data: LocalData, run: Run) -> Update:
+        full = super().update_of(result, model, data, run)
+        if not self.least or full.variant == self.variant:
+            return full
+        head = self._in_time(model, data, run)
         return replace(full, tensors={**full.tensors, **_sent(head, model.manifest)})
 
     def _in_time(self, model: DeviceModel, data: LocalData, run: Run) -> Tensors:

@@ -31,7 +31,8 @@ from device_runtime.strategies.settings import (
     Setting,
     SmallestCount,
 )
-from device_runtime.strategies.training import local_training, teaching
+from device_runtime.strategies.training import teaching
+from device_runtime.strategies.training.local_training import TrainingResult
 from device_runtime.strategies.training.teaching import FamilyUpdate, ServerTraining
 from device_runtime.strategies.training.workload import Training, work_of_training
 
@@ -115,14 +116,12 @@ class Prototypes(
             work = work_of_training(workload, Training("all", trained, batch=self.batch, codec=self.codec))
         return predict(profile, work, self.name)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Update:
-        plan = local_training.TrainingPlan(self.sgd, self.epochs, self.batch, np.arange(len(data)))
-        trained = local_training.train(model, data, plan, run)
+    def update_of(self, result: TrainingResult, model: DeviceModel, data: LocalData, run: Run) -> Update:
         prototypes: Tensors = {}
         if self.beta:
-            with teaching.with_tensors(model, trained.tensors):
+            with teaching.with_tensors(model, result.tensors):
                 prototypes = local_prototypes(model, data, self.smallest_count)
-        return Update(self.name, {**trained.tensors, **prototypes}, len(data), trained.loss, self.variant)
+        return Update(self.name, {**result.tensors, **prototypes}, len(data), result.loss, self.variant)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         if not self.beta:

@@ -36,6 +36,7 @@ from device_runtime.strategies.settings import (
     Setting,
 )
 from device_runtime.strategies.training import clustering, teaching
+from device_runtime.strategies.training.local_training import TrainingPlan
 from device_runtime.strategies.training.teaching import ServerTraining
 from device_runtime.strategies.training.workload import upload_bytes
 
@@ -181,10 +182,9 @@ class Representatives(
         """The number of maps that are sent of a class with `samples` samples."""
         return samples if self.select == "all" else min(samples, self.clusters)
 
-    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Update:
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
         maps, counts = self.metadata(model, data, run.rng())
-        sent = super().train(model, data, run)
-        return replace(sent, tensors={**sent.tensors, MAPS: maps, COUNTS: counts})
+        return replace(super().plan(model, data, run), beside={MAPS: maps, COUNTS: counts})
 
     def metadata(
         self, model: DeviceModel, data: LocalData, rng: np.random.Generator

@@ -21,7 +21,13 @@ from device_runtime.models.bundles.tensors import Flat, Tensors, Vector
 from device_runtime.models.engines.base import NO_EXTRAS, DeviceModel, Gradients
 from device_runtime.models.training.optimizer import Optimizer, Privacy, PrivateGradients, Sgd, clip
 from device_runtime.strategies.interface.capabilities import EndsEarly, listed_variant
-from device_runtime.strategies.interface.device_half import LocalData, OutOfTime, Run, Update
+from device_runtime.strategies.interface.device_half import (
+    NO_TENSORS,
+    LocalData,
+    OutOfTime,
+    Run,
+    Update,
+)
 from device_runtime.strategies.interface.kind import Strategy, variant_named
 from device_runtime.strategies.settings import MOST, LocalEpochs, Setting
 
@@ -53,6 +59,7 @@ class TrainingPlan:
     extras: gives the objective's inputs for the samples at these indices, in addition to x and y.
     least: the fewest epochs that may be sent. If 1 or more, and the clock shows that not all `epochs` fit
     before the deadline, training ends after the last whole epoch that does; 0: all epochs or none.
+    beside: what the kind has measured before training, and sends beside what is trained.
     """
 
     optimizer: Optimizer
@@ -66,15 +73,17 @@ class TrainingPlan:
     clip_norm: float = 0.0
     privacy: Privacy | None = None
     least: int = 0
+    beside: Tensors = field(default_factory=lambda: NO_TENSORS, repr=False)
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The tunable set and its normalisation statistics after training.
+    """The tunable set and its normalisation statistics after training by a plan.
 
     `loss` is the mean over the last whole epoch; `epochs` is how many were done.
     """
 
+    plan: TrainingPlan
     tensors: Tensors
     loss: float
     epochs: int
@@ -92,7 +101,7 @@ def train(model: DeviceModel, data: LocalData, plan: TrainingPlan, run: Run) -> 
     terms = [term.start(params) for term in plan.gradients]
     steps = plan.optimizer.start(params.vector)
     budget = _EpochBudget(plan, run, trainer)
-    rng, loss = run.rng(), 0.0
+    rng, loss = _order(plan, run), 0.0
     for epoch in range(plan.epochs):
         total, count = 0.0, 0
         for batch, done in _batches(plan, rng):
@@ -105,12 +114,17 @@ def train(model: DeviceModel, data: LocalData, plan: TrainingPlan, run: Run) -> 
             steps.step(params.vector, grads.vector)
             if budget.reached(epoch + done) and done < 1:
                 budget.restore()
-                return TrainingResult({**params.views, **trainer.statistics.views}, loss, epoch)
+                return TrainingResult(plan, {**params.views, **trainer.statistics.views}, loss, epoch)
         loss = total / max(count, 1)
         if budget.epochs == epoch + 1:
             break
         budget.keep(epoch + 1)
-    return TrainingResult({**params.views, **trainer.statistics.views}, loss, budget.epochs)
+    return TrainingResult(plan, {**params.views, **trainer.statistics.views}, loss, budget.epochs)
+
+
+def train_by_plan(kind: HasTrainingPlan, model: DeviceModel, data: LocalData, run: Run) -> Update:
+    """Makes a kind's update by its own plan. Raises as `train` does."""
+    return kind.update_of(train(model, data, kind.plan(model, data, run), run), model, data, run)
 
 
 class _EpochBudget:
@@ -172,10 +186,13 @@ def is_planned(kind: object) -> bool:
 
 @runtime_checkable
 class HasTrainingPlan(Protocol):
-    """A kind whose contribution is what `train` makes of its plan, weighted by the plan's samples."""
+    """A kind that trains by a plan; a simulation does the plans of many devices at once."""
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
         """The plan for `train`; `model` holds the base."""
+
+    def update_of(self, result: TrainingResult, model: DeviceModel, data: LocalData, run: Run) -> Update:
+        """The update that the result of the plan makes; `model` holds the base."""
 
 
 def is_loss_only(plan: TrainingPlan) -> bool:
@@ -185,8 +202,8 @@ def is_loss_only(plan: TrainingPlan) -> bool:
 
 
 def plan_batches(plan: TrainingPlan, run: Run) -> tuple[list[Indices], int]:
-    """The batches of `train` for a plan without privacy, and how many come before the last epoch."""
-    rng = run.rng()
+    """The batches of `train`, and how many come before the last epoch; of a private plan to be drawn once."""
+    rng = _order(plan, run)
     epochs = [[batch for batch, _ in _batches(plan, rng)] for _ in range(plan.epochs)]
     every = [batch for epoch in epochs for batch in epoch]
     return every, len(every) - len(epochs[-1])
@@ -207,6 +224,11 @@ def _trainer(model: DeviceModel, plan: TrainingPlan) -> Gradients:
     return PrivateGradients(trainer, plan.privacy, min(plan.batch, len(plan.indices)), rows)
 
 
+def _order(plan: TrainingPlan, run: Run) -> np.random.Generator:
+    """The generator of a plan's batches, which is as secret as that of the noise if training is private."""
+    return run.rng() if plan.privacy is None else plan.privacy.sampling()
+
+
 def _batches(plan: TrainingPlan, rng: np.random.Generator) -> Iterator[tuple[Indices, float]]:
     """The batches of one epoch, each with the share of the epoch that is done after it."""
     samples = len(plan.indices)
@@ -218,7 +240,7 @@ def _batches(plan: TrainingPlan, rng: np.random.Generator) -> Iterator[tuple[Ind
         return
     steps = -(-samples // plan.batch)
     for step in range(steps):
-        chosen = plan.privacy.rng.random(samples) < plan.batch / samples
+        chosen = rng.random(samples) < plan.batch / samples
         yield plan.indices[chosen], (step + 1) / steps
 
 

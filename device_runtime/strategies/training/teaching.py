@@ -6,6 +6,7 @@ Several kinds share this. A smaller model is of the task's family, and its devic
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from device_runtime.profiles.cost import activation_bytes
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.aggregator_half import RoundModel, ServerTools
 from device_runtime.strategies.interface.capabilities import Comparable, TakesCodec
-from device_runtime.strategies.interface.device_half import LocalData
+from device_runtime.strategies.interface.device_half import LocalData, Run, Update
 from device_runtime.strategies.interface.kind import Strategy
 from device_runtime.strategies.settings import (
     BatchSize,
@@ -37,6 +38,7 @@ from device_runtime.strategies.settings import (
     WeightDecay,
 )
 
+from .local_training import TrainingPlan, TrainingResult, follows_plan, train_by_plan
 from .workload import Training, upload_bytes, work_of_training
 
 log = logging.getLogger(__name__)
@@ -244,6 +246,18 @@ class FamilyUpdate(TakesCodec, Comparable, Strategy[Any]):
     def sgd(self) -> Sgd:
         """The optimiser of local training."""
         return Sgd(self.lr, self.momentum, self.weight_decay)
+
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> TrainingPlan:
+        """See `HasTrainingPlan`."""
+        return TrainingPlan(self.sgd, self.epochs, self.batch, np.arange(len(data)))
+
+    @follows_plan
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Update:
+        return train_by_plan(self, model, data, run)
+
+    @abstractmethod
+    def update_of(self, result: TrainingResult, model: DeviceModel, data: LocalData, run: Run) -> Update:
+        """See `HasTrainingPlan`."""
 
 
 def work(load: Workload, kind: FamilyUpdate, level: str, mapped: int, maps: int) -> Work:

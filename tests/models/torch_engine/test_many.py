@@ -16,8 +16,6 @@ from device_runtime.models.networks import build
 from device_runtime.models.torch_engine.engine import TorchModel
 from device_runtime.models.torch_engine.many import (
     CopySamples,
-    can_train_many,
-    is_faster_together,
     train_many,
 )
 from device_runtime.models.training.optimizer import Sgd, clip
@@ -136,7 +134,6 @@ def test_each_copy_is_trained_as_if_alone(opened, network, tunable, sgd, clip_no
 def test_batch_statistics_are_of_a_copys_own_micro_batches(opened, network, batch, tunable, sgd, clip_norm):
     """With 3 samples a micro-batch, batches of 4 are two and two, of one lesson three and one."""
     model = opened(network, batch)
-    assert can_train_many(model.manifest, tunable)
     assert model.manifest.statistics(tunable)
     assert_as_if_alone(model, tunable, sgd, clip_norm)
 
@@ -174,21 +171,3 @@ def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
             assert value.tobytes() == others[name].tobytes()
             assert not np.shares_memory(value, others[name])
             assert not np.shares_memory(value, model.weights[name])
-
-
-def test_sets_that_the_bundle_does_not_train_are_not_trained_together(opened):
-    manifest = opened("mlp").manifest
-    assert can_train_many(manifest, "head")
-    assert not can_train_many(manifest, "lora")
-
-
-@pytest.mark.slow
-def test_it_pays_for_small_networks_and_on_a_gpu_for_all(opened, digits):
-    assert is_faster_together(opened("mlp").manifest, "all", on_cpu=True)
-    assert is_faster_together(digits.manifest, "all", on_cpu=True)
-    manifest = opened("cnn").manifest
-    assert manifest.graphs["train.all"].flops > 2_000_000
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("device_runtime.models.torch_engine.many.PAYS_BELOW_FLOPS", 2_000_000)
-        assert not is_faster_together(manifest, "all", on_cpu=True)
-        assert is_faster_together(manifest, "mid", on_cpu=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.executors.batched import Batched
-from device_runtime.simulation.executors.batched_many import ACTIVATIONS_FACTOR, fitting
+from device_runtime.simulation.executors.batched_many import (
+    ACTIVATIONS_FACTOR,
+    fitting,
+    is_faster_together,
+)
 from device_runtime.simulation.executors.job import (
     ExecutorInputs,
     FailedJob,
@@ -21,14 +26,13 @@ from device_runtime.simulation.executors.job import (
     Result,
     TrainingJob,
 )
-from device_runtime.strategies.interface.device_half import LocalData, Update
+from device_runtime.strategies.interface.device_half import FEW_SHOT, LocalData, Update
 from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.class_means import ClassMeans
 from device_runtime.strategies.kinds.entropy_subset import EntropySubset
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.few_shot import FewShot
-from device_runtime.strategies.kinds.full_and_few_shot import FullAndFewShot
 from device_runtime.strategies.kinds.peft import Peft
 from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.terms.dp_sgd import DpSgd
@@ -143,7 +147,7 @@ def test_on_a_gpu_as_many_are_trained_together_as_fit_its_memory(bundle):
 
 
 @pytest.mark.slow
-def test_smaller_models_and_what_takes_more_than_the_base_go_to_the_fallback(lesson):
+def test_on_another_engine_what_trains_more_than_the_head_goes_to_the_fallback(lesson):
     watched = Watched(lesson.inputs)
     updates = results(Batched(lesson.inputs, watched), lesson.bases, lesson.jobs)
     assert_alike(updates, results(PlainExecutor(lesson.inputs), lesson.bases, lesson.jobs))
@@ -162,7 +166,7 @@ def test_features_are_computed_anew_for_another_extractor_and_not_for_another_he
     other_body = {**bodies, head.weight: first[head.weight]}
     bases = {"0": first, "1": other_head, "2": other_body}
     batched, sizes = Batched(inputs, PlainExecutor(inputs)), []
-    features = batched._trainers[0]._features
+    features = batched._features
     compute = features._model.features
     monkeypatch.setattr(features._model, "features", lambda x: sizes.append(len(x)) or compute(x))
     for base, computed in (("0", [23, 40]), ("1", [23, 40]), ("2", [23, 40] * 2)):
@@ -197,8 +201,8 @@ def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPa
 def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regression, full, monkeypatch):
     bases, watched, devices = {"0": regression.bundle.weights()}, Watched(regression), [0, 1, 2, 3, 4, 6]
     batched = Batched(regression, watched)
-    assert batched._trainers[0]._features._given_through
-    monkeypatch.setattr(batched._trainers[0]._features._model, "features", None)  # never called
+    assert batched._features._given_through
+    monkeypatch.setattr(batched._features._model, "features", None)  # never called
     expected = results(PlainExecutor(regression), bases, jobs(full, devices))
     assert_alike(results(batched, bases, jobs(full, devices)), expected)
     assert watched.calls == []
@@ -220,7 +224,7 @@ def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(input
     expected = results(PlainExecutor(inputs), bases, jobs(few, [0, 2, 4]))
     for _ in range(2):
         assert_alike(results(batched, bases, jobs(few, [0, 2, 4])), expected)
-    assert batched._trainers[0]._features._bytes <= largest
+    assert batched._features._bytes <= largest
 
 
 def test_a_job_gives_the_same_bits_whatever_is_run_beside_it(inputs, bundle):
@@ -342,11 +346,95 @@ def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(inputs,
         (on_torch, True, FedAvg(epochs=1, batch=8, terms=(FedProx(0.1),))),
         (on_torch, True, FedAvg(epochs=1, batch=8, terms=(FscProx(0.1),))),
         (on_torch, True, FedAvg(epochs=1, batch=8, terms=(DpSgd(),))),
-        (on_torch, True, FullAndFewShot(epochs=1, batch=8)),
     ):
         watched = Watched(inputs_)
         results(Batched(inputs_, watched, networks=networks), bases, jobs(strategy, [1]))
         assert watched.calls == [[1]]
+
+
+LEARNT = {"epochs": 2, "lr": 0.05, "batch": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("width-slice", {"members": ("half",)}),
+        ("width-slice", {"members": ("half",), "graded": True}),
+        ("full+few-shot", {}),
+        ("full+few-shot", {"drawn_epochs": True}),
+        ("sparse", {}),
+        *(("peft", {"tunable": tunable}) for tunable in ("bias", "lora", "head")),
+        ("entropy-subset", {"shares": (0.5,)}),
+    ],
+)
+def test_kinds_that_train_by_a_plan_are_trained_together_on_torch(lesson, kind, settings):
+    assert_trained_together(replace(lesson.inputs, engine=EngineSettings("torch")), kind, settings)
+
+
+@pytest.mark.parametrize("kind", ["representatives", "attention-transfer", "prototypes"])
+def test_what_devices_send_beside_networks_is_of_the_same_samples(lesson, exported, kind):
+    inputs = ExecutorInputs(Bundle.open(exported.taught), lesson.inputs.clients, EngineSettings("torch"))
+    assert_trained_together(inputs, kind, {})
+
+
+def assert_trained_together(inputs: ExecutorInputs, kind: str, settings: dict[str, Any]) -> None:
+    """By the poorest form of the kind, in the second round, in which devices have kept something."""
+    form = registry.make(kind, {**LEARNT, **settings}).variants()[-1]
+    first, head = inputs.of(form.member).weights(), inputs.bundle.manifest.head
+    aside = {FEW_SHOT + name: first[name] + 1 for name in (head.weight, head.bias)}
+    bases, watched = {"2": first, "2//aside": aside}, Watched(inputs)
+    kept = {name: first[name] + np.float32(0.01) for name in inputs.of(form.member).manifest.names("all")}
+    some_jobs = [
+        replace(job, aside="2//aside", memory=kept if job.device % 2 else {})
+        for job in jobs(form, range(len(inputs.clients)), "2")
+    ]
+    updates = results(Batched(inputs, watched, networks=True), bases, some_jobs)
+    assert watched.calls == []
+    expected = results(watched.plain, bases, some_jobs)
+    assert_alike(updates, expected)
+    assert [update.variant for update in updates] == [update.variant for update in expected]
+    for update, other in zip(updates, expected, strict=True):
+        assert (update.memory is None) == (other.memory is None)
+        for name, value in (other.memory or {}).items():
+            np.testing.assert_allclose(update.memory[name], value, atol=1e-5, err_msg=name)
+
+
+class OwnSteps(FedAvg):
+    """A kind whose devices do something of their own."""
+
+    name = "own-steps"
+
+    def train(self, model, data, run):
+        return super().train(model, data, run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (OwnSteps(epochs=1), "it trains by its own code, not by a plan"),
+        (registry.make("zeroth-order"), "it trains by its own code, not by a plan"),
+        (FedAvg(epochs=1), "a sample's step has {} MFLOP, and a CPU gains up to 1 MFLOP only"),
+    ],
+)
+def test_the_log_says_once_why_devices_are_trained_one_after_another(
+    on_torch, bundle, kind, why, caplog, monkeypatch
+):
+    monkeypatch.setattr("device_runtime.simulation.executors.batched_many.PAYS_BELOW_FLOPS", 1_000_000)
+    watched, bases = Watched(on_torch), {"0": bundle.weights()}
+    batched = Batched(on_torch, watched)
+    with caplog.at_level("INFO", "device_runtime"):
+        for _ in range(2):
+            results(batched, bases, jobs(kind, [0, 1]))
+    assert watched.calls == [[0, 1]] * 2
+    why = why.format(f"{bundle.manifest.graphs['train.all'].flops / 1e6:.3g}")
+    assert caplog.messages == [f"devices of kind {kind.name} are trained one after another: {why}"]
+
+
+def test_copies_pay_for_small_networks_and_on_a_gpu_for_all(on_torch, monkeypatch):
+    assert is_faster_together(on_torch, "", "all")
+    monkeypatch.setattr("device_runtime.simulation.executors.batched_many.PAYS_BELOW_FLOPS", 1_000_000)
+    assert not is_faster_together(on_torch, "", "all")
+    assert is_faster_together(replace(on_torch, engine=EngineSettings("torch", device="cuda")), "", "all")
 
 
 def test_each_base_is_trained_from_by_its_own_jobs(on_torch, bundle):

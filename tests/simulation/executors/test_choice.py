@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -66,14 +67,23 @@ def test_heads_are_batched_and_the_rest_as_if_they_were_not_there(chosen):
 
 def test_small_networks_are_batched_on_torch_where_cores_are_few(chosen):
     pytest.importorskip("torch")
-    from device_runtime.models.torch_engine.many import PAYS_BELOW_FLOPS
-
-    assert PAYS_BELOW_FLOPS == choice.SMALL_STEP_FLOPS
     assert chosen(ONE, [FULL], engine=EngineSettings(engine="torch")) == ("plain", True, True)
     assert chosen(FOUR, [FULL], engine=EngineSettings(engine="torch", device="cuda")) == ("plain", True, True)
     assert chosen(ExecutorRequest(workers=2), [FULL], engine=EngineSettings(engine="torch"))[2]
     assert chosen(FOUR, [FULL], engine=EngineSettings(engine="torch")) == ("processes", False, False)
     assert chosen(FOUR, HEADS, engine=EngineSettings(engine="torch")) == ("plain", True, False)
+
+
+@pytest.mark.parametrize(("device", "networks"), [("cpu", False), ("cuda", True)])
+def test_large_networks_with_batch_statistics_are_batched_on_a_gpu_alone(chosen, bundle, device, networks):
+    pytest.importorskip("torch")
+    slow = msgspec.structs.replace(
+        bundle.manifest.graphs["train.all"], flops=1e9, statistics=("body.norm.running_mean",)
+    )
+    graphs = {**bundle.manifest.graphs, "train.all": slow}
+    large = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graphs=graphs))
+    engine = EngineSettings("torch", device=device)
+    assert chosen(ONE, [FULL], bundle=large, engine=engine) == ("plain", networks, networks)
 
 
 def test_a_named_cluster_is_used(chosen):
