@@ -383,9 +383,9 @@ def assert_trained_together(inputs: ExecutorInputs, kind: str, settings: dict[st
     first, head = inputs.of(form.member).weights(), inputs.bundle.manifest.head
     aside = {FEW_SHOT + name: first[name] + 1 for name in (head.weight, head.bias)}
     bases, watched = {"2": first, "2//aside": aside}, Watched(inputs)
-    kept = {name: first[name] + np.float32(0.01) for name in inputs.of(form.member).manifest.names("all")}
+    memory = {name: first[name] + np.float32(0.01) for name in inputs.of(form.member).manifest.names("all")}
     some_jobs = [
-        replace(job, aside="2//aside", memory=kept if job.device % 2 else {})
+        replace(job, aside="2//aside", memory=memory if job.device % 2 else {})
         for job in jobs(form, range(len(inputs.clients)), "2")
     ]
     updates = results(Batched(inputs, watched, networks=True), bases, some_jobs)
