@@ -47,13 +47,14 @@ class Marks:
     """Takes the time of every round, and sees that devices are called and shuffle as said."""
 
     seconds: list[float]
+    users: int
 
     def asked(self, ask: AskRecord) -> None:
         if ask.fate not in ("counted", "unheard"):
             raise SystemExit(f"{ask.device} in round {ask.round}: {ask.fate}, {ask.why}")
 
     def trained(self, job: Training, update: Update) -> None:
-        if (job.name, job.seed) != (user_name(job.device), round_seed(job.round - 1)):
+        if (job.name, job.seed) != (user_name(job.device, self.users), round_seed(job.round - 1)):
             raise SystemExit(f"device {job.device} is {job.name} with seed {job.seed}: not as in work.py")
 
     def closed(self, line: SimulatedRound) -> None:
@@ -139,7 +140,7 @@ def main() -> None:
     job = Job.read(__doc__)
     echo.register()
     ready = prepared(job, options.engine)
-    marks = Marks([time.perf_counter()])
+    marks = Marks([time.perf_counter()], job.users)
     request = ExecutorRequest(
         options.executor, job.workers if options.executor in ("auto", "processes") else None
     )

@@ -28,6 +28,7 @@ CASES = {
     "C-1000": Case("C", 1000, 50, rounds=60, warm=10, short=10),
     "C-5000": Case("C", 5000, 50, rounds=60, warm=10, short=10),
     "C-100000": Case("C", 100_000, 50, rounds=60, warm=10, short=10),
+    "C-15000000": Case("C", 15_000_000, 50, rounds=60, warm=10, short=10),
 }
 
 

@@ -176,9 +176,9 @@ def write(name: str, users: int, rounds: int, folder: Path) -> None:
     np.savez(folder / "weights.npz", **_weights(work, rng))
 
 
-def user_name(user: int) -> str:
+def user_name(user: int, users: int = 1) -> str:
     """As our fleet of one group, "user", names its devices."""
-    return f"user-{user:05d}"
+    return f"user-{user:0{max(5, len(str(users - 1)))}d}"
 
 
 def round_seed(round_: int) -> int:

@@ -263,7 +263,10 @@ def extended(state: RoundsState, now: float) -> RoundsState:
     state = state.but(closes_at=now + state.deadline_s(state.round))
     again = [device for device in state.sat_out if device not in state.answered]
     if size is None:
-        waiting = state.waiting.update(device for device in again if device in state.ready)
+        waiting = state.waiting
+        for device in again:
+            if device in state.ready:
+                waiting = waiting.insert(device)
         return state.but(waiting=waiting, sat_out=HashTrieSet())
     cohort = state.asked
     for device in again:

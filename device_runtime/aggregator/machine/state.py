@@ -7,10 +7,10 @@ Their order has no meaning: code that shows them to others sorts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rpds import HashTrieMap, HashTrieSet
 
@@ -138,6 +138,33 @@ class Presence:
         return self.online and self.ready and self.silences < MISSED_DEADLINES
 
 
+class DevicePresences(Protocol):
+    """The presence of devices by name, a persistent map: an HashTrieMap, or a view of a simulated fleet."""
+
+    def __getitem__(self, device: str, /) -> Presence: ...
+    def __contains__(self, device: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    def get(self, device: str, /) -> Presence | None: ...
+    def items(self) -> Iterable[tuple[str, Presence]]: ...
+    def insert(self, device: str, presence: Presence, /) -> DevicePresences: ...
+    def discard(self, device: str, /) -> DevicePresences: ...
+
+
+class DeviceNames(Protocol):
+    """Names of devices, a persistent set: an HashTrieSet, or a view of a simulated fleet."""
+
+    def __contains__(self, device: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    def insert(self, device: str, /) -> DeviceNames: ...
+    def discard(self, device: str, /) -> DeviceNames: ...
+
+
+_NO_PRESENCES: HashTrieMap[str, Presence] = HashTrieMap()
+_NO_NAMES: HashTrieSet[str] = HashTrieSet()
+
+
 @dataclass(frozen=True)
 class RoundsState:
     """The state of a run. `round` is the open or latest round, 0 before the first.
@@ -171,13 +198,13 @@ class RoundsState:
 
     While the round is unmasked: deadlines in a row that brought no answer of a mask helper.
     """
-    devices: HashTrieMap[str, Presence] = field(default_factory=HashTrieMap)
-    ready: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    devices: DevicePresences = field(default_factory=lambda: _NO_PRESENCES)
+    ready: DeviceNames = field(default_factory=lambda: _NO_NAMES)
     """The devices that a round may wait for: Presence.awaited."""
     answered: HashTrieSet[str] = field(default_factory=HashTrieSet)
     """Devices that have contributed to this round, or been refused."""
     sat_out: HashTrieSet[str] = field(default_factory=HashTrieSet)
-    waiting: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    waiting: DeviceNames = field(default_factory=lambda: _NO_NAMES)
     """Devices that the round waits for: ready, asked, and neither answered nor sat out."""
     asked: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     """With cohorts: the latest round that each device was asked for, as long as that matters.

@@ -6,10 +6,10 @@ differ from that profile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import floor
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,117 +20,13 @@ from numpy.typing import NDArray
 from device_runtime.content import content, explained, read_toml
 from device_runtime.profiles.device import Bandwidth, DeviceProfile, Memory, ProfileError, Speed, shipped
 
-from .groups import DAY, Availability, DisturbanceRates, Disturbances, FleetGroup, normalised_windows
+from .draws import Draws, redrawn_order
+from .groups import Availability, DisturbanceRates, Disturbances, FleetGroup
 
 __all__ = ["BatterySpec", "Disturbances", "Fleet", "FleetGroup", "FleetSpec", "load", "preset_names", "read"]
 
 _SHARES_OFF = 1e-6
 """The sum of the shares may differ from 1 by this much, since thirds are rounded to decimals."""
-
-_ORDER, _SPEED, _LINK, _MEMORY, _CHARGE, _ZONE, _WINDOWS = range(7)
-"""Each property is drawn from its own random stream, so that setting one spread changes no other draw."""
-
-
-@dataclass(frozen=True, eq=False)
-class Draws:
-    """The drawn properties of n devices, one entry each.
-
-    group: an index.
-    speed, link: factors on the group's median rates.
-    memory: the limit in bytes.
-    charge: the battery's level at the start, 0 to 1; nan: no battery.
-    windows: as in `Availability`.
-    """
-
-    group: NDArray[np.int16]
-    speed: NDArray[np.float64]
-    link: NDArray[np.float64]
-    memory: NDArray[np.int64]
-    charge: NDArray[np.float64]
-    windows: NDArray[np.int32]
-
-
-def counts(shares: Sequence[float], devices: int) -> list[int]:
-    """Number of devices for each share, by largest remainders; of equal remainders the first wins."""
-    exact = [share / sum(shares) * devices for share in shares]
-    whole = [floor(count + 1e-9) for count in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda k: (-round(exact[k] - whole[k], 9), k))
-    for k in by_remainder[: devices - sum(whole)]:
-        whole[k] += 1
-    return whole
-
-
-def draw(groups: Sequence[FleetGroup], devices: int, seed: int, begins_h: float) -> Draws:
-    """Draws the devices; the same arguments give the same devices.
-
-    The order of devices is drawn too, so that groups are mixed.
-    """
-    sizes = counts([group.share for group in groups], devices)
-    group = np.repeat(np.arange(len(groups), dtype=np.int16), sizes)
-    group = _stream(seed, _ORDER).permutation(group)
-
-    def spread(purpose: int, sigmas: Sequence[float]) -> NDArray[np.float64]:
-        normal = _stream(seed, purpose).standard_normal(devices)
-        return np.asarray(np.exp(np.array(sigmas)[group] * normal))
-
-    return Draws(
-        group=group,
-        speed=np.array([g.speed.factor for g in groups])[group]
-        * spread(_SPEED, [g.speed.sigma for g in groups]),
-        link=spread(_LINK, [g.link.sigma for g in groups]),
-        memory=_memory(groups, group, spread(_MEMORY, [g.memory.sigma for g in groups])),
-        charge=_charge(groups, group, _stream(seed, _CHARGE).uniform(-1, 1, devices)),
-        windows=_windows(groups, group, seed, begins_h),
-    )
-
-
-def _memory(
-    groups: Sequence[FleetGroup], group: NDArray[np.int16], spread: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    profiles = [shipped(g.profile).memory for g in groups]
-    limits = [
-        own.limit_bytes if g.memory.limit_mb is None else g.memory.limit_mb * 2**20
-        for g, own in zip(groups, profiles, strict=True)
-    ]
-    totals = np.array([own.total_bytes for own in profiles], np.float64)[group]
-    return np.minimum(np.array(limits, np.float64)[group] * spread, totals).astype(np.int64)
-
-
-def _charge(
-    groups: Sequence[FleetGroup], group: NDArray[np.int16], even: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    cells = [g.battery for g in groups]
-    start = np.array([cell.start if cell else np.nan for cell in cells])[group]
-    width = np.array([cell.start_spread if cell else 0.0 for cell in cells])[group]
-    return (start + width * even).clip(0, 1)
-
-
-def _windows(
-    groups: Sequence[FleetGroup], group: NDArray[np.int16], seed: int, begins_h: float
-) -> NDArray[np.int32]:
-    """Start and length of each device's windows, on the run's clock, which begins at hour `begins_h`."""
-    n = len(group)
-    zones = _stream(seed, _ZONE).random(n)
-    rng = _stream(seed, _WINDOWS)
-    normal, even = rng.standard_normal((n, 2, 2)), rng.random((n, 2))
-    result = np.tile(np.array([0, DAY, 0, 0], np.int32), (n, 1))
-    for number, terms in enumerate(groups):
-        if not terms.windows:
-            continue
-        members = np.flatnonzero(group == number)
-        shape = (len(members), len(terms.windows))
-        starts, lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        for k, window in enumerate(terms.windows):
-            hour = window.start_h + window.start_sd_h * normal[members, k, 0] + terms.zones_h * zones[members]
-            hours = window.length_h * np.exp(window.length_sigma * normal[members, k, 1])
-            starts[:, k] = np.rint((hour - begins_h) * 3600)
-            lengths[:, k] = np.rint(hours.clip(0, 24) * 3600) * (even[members, k] < window.share)
-        result[members] = normalised_windows(starts, lengths)
-    return result
-
-
-def _stream(seed: int, purpose: int) -> np.random.Generator:
-    return np.random.default_rng([seed, purpose])
 
 
 class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -191,7 +87,7 @@ class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ProfileError(f"seed is {seed}, expected 0 or more")
         # sorted by name, as in the JSON by which a simulation passes the fleet to its runs
         spec = msgspec.structs.replace(self, groups=dict(sorted(self.groups.items())))
-        return Fleet(spec, seed, draw(tuple(spec.groups.values()), devices, seed, self.begins_h))
+        return Fleet(spec, seed, Draws(tuple(spec.groups.values()), devices, seed, self.begins_h))
 
 
 def preset_names() -> tuple[str, ...]:
@@ -250,18 +146,23 @@ class BatterySpec:
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """The drawn devices, 0 to n - 1; times `t` are seconds since the run began. About 60 bytes a device."""
+    """The drawn devices, 0 to n - 1; times `t` are seconds since the run began.
+
+    It takes 2 bytes a device, 8 more for each property that a group varies, and 16 if any has windows.
+    order: whose figures each device has, (n,), where they are redrawn for every round; None: its own.
+    """
 
     spec: FleetSpec
     seed: int
     draws: Draws
+    order: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        return len(self.draws.group)
+        return self.draws.devices
 
     def name(self, i: int) -> str:
         """Group and index: "pi-5-00042"; at most 64 characters, all allowed in a level of an MQTT topic."""
-        return f"{self._names[self.draws.group.item(i)]}-{i:0{self._digits}d}"
+        return f"{self._names[self._group(i)]}-{i:0{self._digits}d}"
 
     def index(self, name: str) -> int:
         """The index of the device of that name. Raises ProfileError if there is none."""
@@ -271,15 +172,15 @@ class Fleet:
         raise ProfileError(f"fleet {self.spec.name} of {len(self)} devices has none named {name!r}")
 
     def group(self, i: int) -> str:
-        return self._names[self.draws.group.item(i)]
+        return self._names[self._group(i)]
 
     def profile(self, i: int, corrections: Mapping[str, float] = _EMPTY) -> DeviceProfile:
         """The profile of device i, named after its board, with the given corrections.
 
         Parts that do not vary in its group are shared objects.
         """
-        g = self.draws.group.item(i)
-        base, memory, speed, bandwidth = self._shared[g]
+        i = self._whose(i)
+        base, memory, speed, bandwidth = self._shared[self.draws.group.item(i)]
         if memory is not None and speed is not None and bandwidth is not None and not corrections:
             return base
         if memory is None:
@@ -294,7 +195,7 @@ class Fleet:
 
     def members(self, i: int) -> tuple[str, ...]:
         """The models of a task's family that device i trains; () for any."""
-        return self._groups[self.draws.group.item(i)].members
+        return self._groups[self._group(i)].members
 
     def in_round(self, number: int) -> Fleet:
         """The fleet as it is in a round: where it is redrawn, every device has the figures of some device.
@@ -303,41 +204,48 @@ class Fleet:
         """
         if not self.spec.redrawn:
             return self
-        order = np.random.default_rng([self.seed, _ORDER, number]).permutation(len(self))
-        return replace(self, draws=Draws(**{name: of[order] for name, of in vars(self.draws).items()}))
+        return replace(self, order=redrawn_order(len(self), self.seed, number))
 
     def latency_s(self, i: int) -> float:
         """Seconds that are added to each transfer, whatever its size."""
-        return self._groups[self.draws.group.item(i)].link.latency_s
+        return self._groups[self._group(i)].link.latency_s
 
     def battery(self, i: int) -> BatterySpec | None:
         """The battery of device i; None for a device on mains."""
-        cell = self._groups[self.draws.group.item(i)].battery
+        cell = self._groups[self._group(i)].battery
         if cell is None:
             return None
         return BatterySpec(cell.wh * 3600, cell.charge_w, self.draws.charge.item(i), cell.minimum)
 
     def available(self, i: int, t: float) -> bool:
-        return self._availability.available(i, t)
+        return self._always or self._availability.available(i, t)
 
     def until(self, i: int, t: float) -> float:
         """The time at which device i leaves again: inf for never, `t` if it is not available now."""
-        return self._availability.until(i, t)
+        return inf if self._always else self._availability.until(i, t)
 
     def next(self, i: int, t: float) -> float:
         """The next time at which device i is available: `t` if it is now, inf for never."""
-        return self._availability.next(i, t)
+        return t if self._always else self._availability.next(i, t)
 
     def present(self, t: float) -> NDArray[np.bool_]:
         """Which devices are available, bool (n,)."""
-        return self._availability.present(t)
+        return np.ones(len(self), bool) if self._always else self._availability.present(t)
 
     def disturbances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> Disturbances:
         """Draws slowdowns and failures of these devices for one round.
 
         Always takes the same count of numbers from `rng`.
         """
-        return self._disturbance_rates.draw(self.draws.group[devices], rng)
+        whose = devices if self.order is None else self.order[devices]
+        return self._disturbance_rates.draw(self.draws.group[whose], rng)
+
+    def _whose(self, i: int) -> int:
+        """The device whose figures device i has."""
+        return i if self.order is None else self.order.item(i)
+
+    def _group(self, i: int) -> int:
+        return self.draws.group.item(self._whose(i))
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
@@ -358,6 +266,11 @@ class Fleet:
     @cached_property
     def _disturbance_rates(self) -> DisturbanceRates:
         return DisturbanceRates.of(self._groups)
+
+    @cached_property
+    def _always(self) -> bool:
+        """Whether all devices are always available."""
+        return not any(group.windows for group in self._groups)
 
     @cached_property
     def _availability(self) -> Availability:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from device_runtime.device.selection.choose import MAIN, Loads
 from device_runtime.device.training.work import corrected
 from device_runtime.models.bundles.manifest import Manifest
-from device_runtime.profiles import DeviceProfile, Workload
+from device_runtime.profiles import DeviceProfile
 from device_runtime.profiles.fleets.fleet import BatterySpec, Disturbances, Fleet
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.history.bases import NO_BASES_HELD, HeldBases
@@ -23,17 +24,21 @@ from .timeline import AskConditions, RoundDraws, Timeline, timeline
 from .virtual_worker import UNSPENT
 
 NOTHING_LEARNT: Mapping[str, float] = {}
+MOST_LOADS = 10_000
+"""The class counts whose workloads are shared by the devices that have the same."""
 
 
 @dataclass
 class AskedDevice:
     """The state of a device that was asked before: its corrections, and what it holds in addition to bundles.
 
+    loads: the workload of the task on it with each model, before any base is fetched.
     charge_j: its battery's charge at `charged_s`, less the energy of the work that it was then given.
     ledger: the privacy spent by its samples.
     like: the form of its latest contribution that the aggregator accepted and still knows.
     """
 
+    loads: Loads
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
     charge_j: float = 0.0
     charged_s: float = 0.0
@@ -43,7 +48,7 @@ class AskedDevice:
 
 
 class FleetState:
-    """All devices of a run; those never asked take no memory but for their samples' class counts."""
+    """All devices of a run; those never asked take no memory here."""
 
     def __init__(
         self, fleet: Fleet, clients: Clients, manifests: Mapping[str, Manifest], slow: float = 1.0
@@ -53,13 +58,14 @@ class FleetState:
         slow: the factor by which every device is slower, so that a small task costs as much as a large one.
         """
         self.fleet = self._now = fleet
-        self._counts = clients.class_counts(len(manifests[MAIN].labels))
+        self._clients, self._labels = clients, len(manifests[MAIN].labels)
         loads = {member: workload(manifest, ()) for member, manifest in manifests.items()}
         alone = len(loads) == 1  # there is no choice of a model before its base is fetched
         self._loads = {m: replace(load, download_bytes=0) if alone else load for m, load in loads.items()}
+        self._loads_of = lru_cache(MOST_LOADS)(self._with_counts)
         self._slow = slow
         self._states: dict[int, AskedDevice] = {}
-        self._free_s = np.zeros(len(fleet))
+        self._free_s: dict[int, float] = {}  # when those at work are done; others may be left in it
 
     def __len__(self) -> int:
         return len(self.fleet)
@@ -69,12 +75,9 @@ class FleetState:
         self._now = self.fleet.in_round(number)
         return self._now
 
-    def names(self) -> list[str]:
-        return [self.fleet.name(device) for device in range(len(self.fleet))]
-
     def samples(self, device: int) -> int:
         """The number of samples of a device."""
-        return int(self._counts[device].sum())
+        return self.known(device).loads[MAIN].samples
 
     def is_new(self, device: int) -> bool:
         """Whether the device was never asked before."""
@@ -85,14 +88,15 @@ class FleetState:
         if device not in self._states:
             battery = self.fleet.battery(device)
             charge = 0.0 if battery is None else battery.start * battery.capacity_j
-            self._states[device] = AskedDevice(charge_j=charge)
+            counts = self._clients.class_counts(device, self._labels)
+            self._states[device] = AskedDevice(self._loads_of(counts), charge_j=charge)
         return self._states[device]
 
     def ready(self, device: int, now: float) -> bool:
         """Whether the device can be asked: available, not at work, with enough charge in its battery."""
         if not self.fleet.available(device, now):
             return False
-        if self._free_s[device] > now:
+        if self._free_s.get(device, 0.0) > now:
             return False
         battery = self.fleet.battery(device)
         if battery is None:
@@ -102,7 +106,10 @@ class FleetState:
 
     def idle(self, now: float) -> NDArray[np.bool_]:
         """Which devices are not at work, bool (n,)."""
-        return self._free_s <= now
+        self._free_s = {device: free_s for device, free_s in self._free_s.items() if free_s > now}
+        idle = np.ones(len(self), bool)
+        idle[list(self._free_s)] = False
+        return idle
 
     def round_draws(self, devices: NDArray[np.int64], rng: np.random.Generator) -> list[RoundDraws]:
         """The random draws for these devices in one round."""
@@ -123,7 +130,7 @@ class FleetState:
             conditions = replace(conditions, charge_j=state.charge_j, charge_w=battery.charge_w)
         if state.ledger is not conditions.ledger or state.like is not None:
             conditions = replace(conditions, ledger=state.ledger, like=state.like)
-        line = timeline(profile, self.loads(device), conditions)
+        line = timeline(profile, state.loads, conditions)
         state.ledger, state.like = line.ledger, _known_of(state.like, line, conditions)
         self._free_s[device] = line.back_at
         if battery is not None:
@@ -142,10 +149,9 @@ class FleetState:
             profile, speed=replace(profile.speed, flops_per_s=profile.speed.flops_per_s / self._slow)
         )
 
-    def loads(self, device: int) -> Loads:
-        """The workload of the task on this device with each model, before any base is fetched."""
-        counts = tuple(self._counts[device].tolist())
-        return {member: _with_counts(load, counts) for member, load in self._loads.items()}
+    def _with_counts(self, counts: tuple[int, ...]) -> Loads:
+        """The workload with each model on a device of these class counts."""
+        return {member: replace(load, class_counts=counts) for member, load in self._loads.items()}
 
     def _charge(self, device: int, battery: BatterySpec, now: float) -> float:
         """The joules in the device's battery, which charges while the device is available."""
@@ -169,11 +175,3 @@ def _known_of(like: AnyStrategy | None, line: Timeline, conditions: AskCondition
     if line.gaps or line.ends_at > conditions.closes_at:
         return None
     return like if chosen is None else chosen.strategy
-
-
-def _with_counts(load: Workload, counts: tuple[int, ...]) -> Workload:
-    """The load with these class counts; takes a fifth of the time of dataclasses.replace."""
-    after = object.__new__(Workload)
-    after.__dict__.update(load.__dict__, class_counts=counts)
-    after.__dict__.pop("samples", None)  # cached by the other load, of its own counts
-    return after

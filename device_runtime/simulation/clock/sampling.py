@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, UploadTerms
@@ -20,6 +21,8 @@ from .timeline import AskConditions, RoundDraws, Timeline
 
 TRIES = 4
 """Random draws for each wanted device before the whole fleet is searched."""
+CHUNK = 4096
+"""The devices of a shuffled fleet that are looked at before the next are made Python numbers."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class DeviceSampler:
         self._fleet: tuple[int, Fleet] = (0, inputs.devices.fleet)
         self._policy, self._terms = inputs.policy, inputs.upload_terms
         self._draws = 0
-        self._serials = np.zeros(len(inputs.devices), np.int64)
+        self._asked: tuple[int, set[int]] = 0, set()  # the devices that were asked since `serial`
 
     def ask(self, opening: OpenedRound, count: int) -> list[PendingUpdate]:
         """Offers the round to `count` devices, or to as many as can be asked."""
@@ -110,9 +113,10 @@ class DeviceSampler:
                         cohort.append(device)
                         if len(cohort) == count:
                             return cohort
-        idle = (self._serials != opening.serial) & self._devices.idle(opening.now)
-        present = np.flatnonzero(idle & self._devices.fleet.present(opening.now))
-        for device in rng.permutation(present).tolist():
+        idle = self._devices.idle(opening.now)
+        if self._asked[0] == opening.serial:
+            idle[list(self._asked[1])] = False
+        for device in _shuffled(np.flatnonzero(idle & self._devices.fleet.present(opening.now)), rng):
             if len(cohort) == count:
                 break
             if device not in tried and self._can(device, opening):
@@ -128,7 +132,9 @@ class DeviceSampler:
     def _flights(
         self, devices: list[int], opening: OpenedRound, rng: np.random.Generator
     ) -> list[PendingUpdate]:
-        self._serials[devices] = opening.serial
+        if self._asked[0] != opening.serial:
+            self._asked = opening.serial, set()
+        self._asked[1].update(devices)
         if self._fleet[0] != opening.round:
             self._fleet = opening.round, self._devices.open(opening.round)
         draws = self._devices.round_draws(np.array(devices, np.int64), rng)
@@ -180,6 +186,13 @@ class DeviceSampler:
             limited = (_only(kind, members) for kind in by_members[()])
             by_members[members] = tuple(kind for kind in limited if kind is not None)
         return by_members[members]
+
+
+def _shuffled(devices: NDArray[np.int64], rng: np.random.Generator) -> Iterator[int]:
+    """The devices in a random order, without a Python number for each of them."""
+    order = rng.permutation(devices)
+    for begin in range(0, len(order), CHUNK):
+        yield from order[begin : begin + CHUNK].tolist()
 
 
 def _only(kind: AnyStrategy, members: tuple[str, ...]) -> AnyStrategy | None:

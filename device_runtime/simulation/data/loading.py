@@ -248,21 +248,19 @@ class Clients:
 
     def indices(self, device: int) -> NDArray[np.int64]:
         """The indices of this device's samples, (n_k,)."""
-        return self.order[self.offsets[device] : self.offsets[device + 1]]
+        return np.asarray(self.order)[self.offsets[device] : self.offsets[device + 1]]
 
     def local(self, device: int, spec: InputSpec) -> LocalData:
         """This device's samples, prepared for the bundle's input. Raises TensorError."""
         indices = self.indices(device)
-        return LocalData(spec.prepare(self.x[indices]), self.y[indices])
+        return LocalData(spec.prepare(np.asarray(self.x)[indices]), self.y[indices])
 
-    def class_counts(self, labels: int) -> NDArray[np.int64]:
-        """The number of samples of each class on each device, (devices, labels); of columns (devices, 1)."""
+    def class_counts(self, device: int, labels: int) -> tuple[int, ...]:
+        """The number of this device's samples of each class; of columns of targets, of all, (n_k,)."""
+        indices = self.indices(device)
         if self.y.ndim > 1:
-            return np.diff(self.offsets)[:, None]
-        counts = np.zeros((len(self), labels), np.int64)
-        owner = np.repeat(np.arange(len(self)), np.diff(self.offsets))
-        np.add.at(counts, (owner, self.y[self.order]), 1)
-        return counts
+            return (len(indices),)
+        return tuple(np.bincount(self.y[indices], minlength=labels).tolist())
 
     def save(self, folder: Path) -> None:
         """Writes .npy files, which other processes map into memory."""
@@ -272,12 +270,13 @@ class Clients:
 
     @classmethod
     def open(cls, folder: Path) -> Clients:
-        """Opens what `save` wrote; `x` and `order` are memory-mapped."""
-        x, order = (
-            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("x", "order")
+        """Opens what `save` wrote; all but `y` are memory-mapped."""
+        x, order, offsets = (
+            np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            for name in ("x", "order", "offsets")
         )
-        y, offsets = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("y", "offsets"))
-        return cls(x, y, order, offsets)
+        y = np.load(folder / "y.npy", allow_pickle=False)
+        return cls(x, y, order, np.asarray(offsets))
 
 
 def _numbers_of(labels: Sequence[str]) -> NDArray[np.float64] | None:

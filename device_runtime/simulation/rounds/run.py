@@ -168,7 +168,7 @@ def simulate(
         bundled = sum(len(bundle.packed()) for bundle in models.values())
         policy, terms = policy_named(scenario.choose), sums.upload_terms if sums else None
         asking = DeviceSampler(task, FleetInputs(devices, bases, bundled, policy, terms), seed)
-        SimulationLoop(task, devices.names(), asking, learning).run()
+        SimulationLoop(task, devices.fleet, asking, learning).run()
     finally:
         trains.close()
     return learning.served

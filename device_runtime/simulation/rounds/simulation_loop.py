@@ -9,18 +9,18 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from rpds import HashTrieMap, HashTrieSet
-
 from device_runtime.aggregator.machine import events
 from device_runtime.aggregator.machine.engine import RoundEngine, RoundPort
 from device_runtime.aggregator.machine.events import Extend
-from device_runtime.aggregator.machine.state import Presence, RoundsState, Rules
+from device_runtime.aggregator.machine.state import RoundsState, Rules
 from device_runtime.aggregator.tasks.closing import FullBuffer, Progress
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation.clock.sampling import DeviceSampler, OpenedRound, PendingUpdate
 from device_runtime.simulation.errors import SimulationError
 
 from .learning import ModelState
+from .presence import FleetPresence, ReadyFleet
 
 log = logging.getLogger(__name__)
 
@@ -113,18 +113,18 @@ RETRY_S = 60.0
 class SimulationLoop(RoundPort):
     """Both ports of the engine of rounds, in virtual time."""
 
-    def __init__(self, task: Task, names: Sequence[str], asking: DeviceSampler, learning: ModelState) -> None:
-        """`names` are those of all devices of the fleet."""
-        cohort = min(task.devices_per_round or len(names), len(names))  # without a cohort: always all devices
-        rules = replace(Rules.of(task), devices_per_round=cohort, all_devices=len(names), min_devices=1)
+    def __init__(self, task: Task, fleet: Fleet, asking: DeviceSampler, learning: ModelState) -> None:
+        n = len(fleet)
+        cohort = min(task.devices_per_round or n, n)  # without a cohort: always all devices
+        rules = replace(Rules.of(task), devices_per_round=cohort, all_devices=n, min_devices=1)
         rules = replace(rules, max_extensions=0)  # ProgressGuard abandons runs instead
         self._asking, self._learning, self._ledger = asking, learning, learning.ledger
         self._agenda = VirtualTimeQueue()
-        devices = HashTrieMap(dict.fromkeys(names, Presence(0, online=True)))
-        self._engine = RoundEngine(RoundsState(rules, devices=devices, ready=HashTrieSet(names)), self, self)
+        state = RoundsState(rules, devices=FleetPresence(fleet), ready=ReadyFleet(fleet))
+        self._engine = RoundEngine(state, self, self)
         self._flights: dict[events.ContributionId, PendingUpdate] = {}
         self._boots: dict[str, int] = {}
-        self._guard = ProgressGuard(task, len(names))
+        self._guard = ProgressGuard(task, n)
         self._seq = self._serial = 0
         self._looking = False
         self._tick: Callable[[], None] = lambda: self._engine.feed(events.TimePassed(self._agenda.now))

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 from device_runtime.profiles import ProfileError, shipped
-from device_runtime.profiles.fleets.fleet import FleetSpec, counts, load, preset_names, read
+from device_runtime.profiles.fleets import draws
+from device_runtime.profiles.fleets.draws import counts
+from device_runtime.profiles.fleets.fleet import FleetSpec, load, preset_names, read
 
 DAY = 86_400
 
@@ -263,6 +265,24 @@ def test_what_cannot_be_meant_is_refused_in_one_line(changes, message):
     assert "\n" not in text
 
 
+@pytest.mark.parametrize("preset", ["phones", "mixed", "sensors"])
+def test_a_fleet_is_the_same_however_many_devices_are_drawn_at_a_time(preset, monkeypatch):
+    whole = load(preset).draw(1000, 5).draws
+    monkeypatch.setattr(draws, "BLOCK", 37)
+    parts = load(preset).draw(1000, 5).draws
+    for name in ("group", "speed", "link", "memory", "charge", "windows"):
+        assert np.array_equal(getattr(whole, name), getattr(parts, name), equal_nan=name == "charge")
+
+
+def test_properties_that_no_group_varies_are_not_drawn():
+    fleet = read({"name": "f", "groups": {"g": {"profile": "pi-5", "share": 1.0}}}).draw(2_000_000, 0)
+    assert fleet.profile(1_999_999) is fleet.profile(0)
+    assert (fleet.available(7, 0.0), fleet.next(7, 3.5), fleet.until(7, 3.5)) == (True, 3.5, np.inf)
+    assert fleet.name(1_999_999) == "g-1999999"
+    drawn = {name for name, value in vars(fleet.draws).items() if isinstance(value, np.ndarray)}
+    assert drawn == {"group"}
+
+
 def test_a_redrawn_fleet_draws_its_stragglers_anew_for_every_round():
     """Shi 2025, section 4.4.1. Half of ten are slow in a round; of 200 a device is so in 100 +- 4 sd."""
     groups = {
@@ -279,7 +299,7 @@ def test_a_redrawn_fleet_draws_its_stragglers_anew_for_every_round():
         assert sum(slow_ones) == 5
         slow += slow_ones
     assert np.abs(slow - 100).max() < 4 * np.sqrt(200 * 0.25)
-    assert np.array_equal(fleet.in_round(7).draws.group, fleet.in_round(7).draws.group)
+    assert np.array_equal(fleet.in_round(7).order, fleet.in_round(7).order)
     permanent = read({"name": "f", "groups": groups}).draw(10, 3)
     assert permanent.in_round(7) is permanent
 

@@ -1,0 +1,73 @@
+"""The presence of a simulated fleet: every device is online until something else is heard of it.
+
+Both views are persistent, as the collections of `aggregator.machine.state`, and keep only the devices of
+which something was heard. A name is taken for that of a device of the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+from rpds import HashTrieMap, HashTrieSet
+
+from device_runtime.aggregator.machine.state import Presence
+from device_runtime.profiles.fleets.fleet import Fleet
+
+ONLINE = Presence(0, online=True)
+
+
+class FleetPresence(Mapping[str, Presence]):
+    """The presence of each device by name."""
+
+    def __init__(self, fleet: Fleet, heard: HashTrieMap[str, Presence] | None = None) -> None:
+        """`heard`: of the devices of which something was heard."""
+        self._fleet = fleet
+        self._heard: HashTrieMap[str, Presence] = HashTrieMap() if heard is None else heard
+
+    def __getitem__(self, device: str) -> Presence:
+        return self._heard.get(device, ONLINE)
+
+    def get(self, device: str, default: Any = None) -> Presence:
+        """The presence of this device; `default` has no effect, as all have one."""
+        return self._heard.get(device, ONLINE)
+
+    def __contains__(self, device: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._fleet.name, range(len(self._fleet)))
+
+    def __len__(self) -> int:
+        return len(self._fleet)
+
+    def insert(self, device: str, presence: Presence) -> FleetPresence:
+        return FleetPresence(self._fleet, self._heard.insert(device, presence))
+
+    def discard(self, device: str) -> FleetPresence:
+        """Raises NotImplementedError: a simulation forgets no device."""
+        raise NotImplementedError(f"{device} cannot be forgotten: it is one of a simulated fleet")
+
+
+class ReadyFleet(Set[str]):
+    """The devices that a round may wait for: all but those `away`."""
+
+    def __init__(self, fleet: Fleet, away: HashTrieSet[str] | None = None) -> None:
+        self._fleet = fleet
+        self._away: HashTrieSet[str] = HashTrieSet() if away is None else away
+
+    def __contains__(self, device: object) -> bool:
+        return device not in self._away
+
+    def __iter__(self) -> Iterator[str]:
+        names = map(self._fleet.name, range(len(self._fleet)))
+        return (name for name in names if name not in self._away)
+
+    def __len__(self) -> int:
+        return len(self._fleet) - len(self._away)
+
+    def insert(self, device: str) -> ReadyFleet:
+        return ReadyFleet(self._fleet, self._away.discard(device))
+
+    def discard(self, device: str) -> ReadyFleet:
+        return ReadyFleet(self._fleet, self._away.insert(device))
