@@ -13,6 +13,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, UploadTerms
 from device_runtime.device.selection.resting import RestRule
 from device_runtime.profiles.fleets.fleet import Fleet
+from device_runtime.simulation.data.loading import MANY
 from device_runtime.simulation.history.bases import BaseHistory
 from device_runtime.strategies.interface.kind import AnyStrategy
 
@@ -21,6 +22,8 @@ from .timeline import AskConditions, RoundDraws, Timeline
 
 TRIES = 4
 """Random draws for each wanted device before the whole fleet is searched."""
+TRIES_OF_MANY = 200
+"""The same in fleets of more than MANY devices, which take long to search."""
 CHUNK = 4096
 """The devices of a shuffled fleet that are looked at before the next are made Python numbers."""
 
@@ -105,7 +108,8 @@ class DeviceSampler:
         cohort: list[int] = []
         tried: set[int] = set()
         total = len(self._devices)
-        if count < total // TRIES:
+        tries = TRIES if total <= MANY else TRIES_OF_MANY
+        for _ in range(0, tries, TRIES) if count < total // TRIES else ():
             for device in rng.integers(0, total, TRIES * count).tolist():
                 if device not in tried:
                     tried.add(device)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,35 @@ from .spec import OF_BUNDLES, SHARES_OFF, SOURCES, DataSpec
 
 DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
 
+MANY = 1_000_000
+"""The most devices of which each is drawn samples of its own, where several may have the same."""
+REPEATED = 100_000
+"""The parts that larger fleets have: device i has the samples of device i - REPEATED."""
+
 Floats = NDArray[np.float64]
 
 
-def divide_fleet(data: DataSet, spec: DataSpec, fleet: Fleet) -> Parts:
+@dataclass(frozen=True)
+class RepeatedParts(Sequence[Ints]):
+    """The parts of a large fleet: one after another, and then from the first again."""
+
+    parts: Parts
+    devices: int
+
+    def __len__(self) -> int:
+        return self.devices
+
+    @overload
+    def __getitem__(self, device: int) -> Ints: ...
+    @overload
+    def __getitem__(self, device: slice) -> Parts: ...
+    def __getitem__(self, device: int | slice) -> Ints | Parts:
+        if isinstance(device, slice):
+            return [self[i] for i in range(*device.indices(self.devices))]
+        return self.parts[range(self.devices)[device] % len(self.parts)]
+
+
+def divide_fleet(data: DataSet, spec: DataSpec, fleet: Fleet) -> Sequence[Ints]:
     """Divides the data among the devices of a fleet, by the fleet's seed.
 
     With `spec.groups` each group of the fleet gets its own samples, which are divided among its devices.
@@ -59,8 +84,10 @@ def divide_fleet(data: DataSet, spec: DataSpec, fleet: Fleet) -> Parts:
     return parts
 
 
-def divide(data: DataSet, spec: DataSpec, devices: int, seed: int) -> Parts:
+def divide(data: DataSet, spec: DataSpec, devices: int, seed: int) -> Sequence[Ints]:
     """Divides the training samples: sorted indices for each device, none empty, the same for a seed.
+
+    Where samples are reused by more than MANY devices, the parts of REPEATED devices repeat.
 
     Raises DataSetError when the samples, classes or groups do not suffice.
     """
@@ -68,7 +95,10 @@ def divide(data: DataSet, spec: DataSpec, devices: int, seed: int) -> Parts:
         raise DataSetError(f"{devices} devices, expected 1 or more")
     if spec.groups:
         raise DataSetError(f"data.groups has {', '.join(spec.groups)}: expected a fleet with these groups")
-    return _divided(data, spec, devices, np.random.default_rng([seed, DIVISION]))
+    rng = np.random.default_rng([seed, DIVISION])
+    if spec.reuse and devices > MANY:
+        return RepeatedParts(_divided(data, spec, REPEATED, rng), devices)
+    return _divided(data, spec, devices, rng)
 
 
 def _divided(data: DataSet, spec: DataSpec, devices: int, rng: np.random.Generator) -> Parts:
@@ -227,27 +257,43 @@ class Clients:
     """A data set divided among devices.
 
     `x` raw inputs (n, ...), `y` targets as the graphs take them, labels int64 (n,) or float32 (n, columns);
-    device i has order[offsets[i]:offsets[i + 1]]. `x` may be memory-mapped: a device's samples are read and
-    prepared when they are needed.
+    device i has order[offsets[i]:offsets[i + 1]], and after the last of these parts they repeat. `x` may be
+    memory-mapped: a device's samples are read and prepared when they are needed.
+    devices: their number; 0: as many as there are parts.
     """
 
     x: NDArray[Any]
     y: NDArray[Any]
     order: NDArray[np.int64]
     offsets: NDArray[np.int64]
+    devices: int = 0
 
     @classmethod
     def of(cls, x: NDArray[Any], y: NDArray[Any], parts: Sequence[NDArray[np.int64]]) -> Clients:
         """Made from each device's indices into x and y, (n_k,)."""
+        devices = len(parts)
+        if isinstance(parts, RepeatedParts):
+            parts = parts.parts
         ends = np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)
         order = np.concatenate(parts) if len(parts) else np.empty(0, np.int64)
-        return cls(x, y, order.astype(np.int64, copy=False), ends)
+        return cls(x, y, order.astype(np.int64, copy=False), ends, devices)
+
+    def of_class(self, label: int) -> Clients:
+        """The same devices with only their samples of this class."""
+        among = self.y[self.order] == label
+        ends = np.concatenate([[0], np.cumsum(among)])[self.offsets]
+        return replace(self, order=self.order[among], offsets=ends)
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return self.devices or len(self.offsets) - 1
+
+    def sizes(self) -> NDArray[np.int64]:
+        """The number of samples of each part, (k,)."""
+        return np.diff(self.offsets)
 
     def indices(self, device: int) -> NDArray[np.int64]:
         """The indices of this device's samples, (n_k,)."""
+        device %= len(self.offsets) - 1
         return np.asarray(self.order)[self.offsets[device] : self.offsets[device + 1]]
 
     def local(self, device: int, spec: InputSpec) -> LocalData:

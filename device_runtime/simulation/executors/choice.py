@@ -144,7 +144,10 @@ def _form_flops(inputs: ExecutorInputs, form: AnyStrategy) -> float:
     if form.member not in inputs.bundles:
         return 0.0
     manifest = inputs.of(form.member).manifest
-    labels, samples = len(manifest.labels), -(-len(inputs.clients.order) // max(1, len(inputs.clients)))
+    labels, samples = (
+        len(manifest.labels),
+        -(-len(inputs.clients.order) // max(1, len(inputs.clients.sizes()))),
+    )
     counts = tuple(samples // labels + (label < samples % labels) for label in range(labels))
     try:
         return form.cost(workload(manifest, counts), _ANY_DEVICE).flops

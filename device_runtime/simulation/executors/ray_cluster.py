@@ -76,9 +76,10 @@ class RayWorker:
         try:
             opening = msgspec.msgpack.decode(text, type=RayInputs)
             self._shared: list[SharedMemory] = []
-            main, *others = [self._opened(bundle) for bundle in arrays[4:]]
+            x, y, order, offsets, *packed = arrays
+            main, *others = [self._opened(bundle) for bundle in packed]
             family = dict(zip(opening.family, others, strict=True))
-            self._inputs = ExecutorInputs(main, Clients(*arrays[:4]), opening.engine, family)
+            self._inputs = ExecutorInputs(main, Clients(x, y, order, offsets), opening.engine, family)
             self._models = {"": open_model(main, opening.engine)}
         except Exception as error:
             return packing.pack(packing.worker_error(-1, error))

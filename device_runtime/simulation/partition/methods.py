@@ -160,13 +160,16 @@ def _drawn(mixtures: Floats, sizes: Ints, pools: Ints, rng: np.random.Generator,
     as drawing one by one. With `reuse` the pools are full again for each device.
     """
     counts: Ints = rng.multinomial(sizes, mixtures)
+    if reuse:
+        for device in np.flatnonzero((counts > pools).any(axis=1)).tolist():
+            counts[device] = _within(counts[device], pools, mixtures[device], rng)
+        return counts
     left = pools.copy()
     for device in range(len(counts)):
         amounts = counts[device]
         if (amounts > left).any():
             counts[device] = amounts = _within(amounts, left, mixtures[device], rng)
-        if not reuse:
-            left -= amounts
+        left -= amounts
     return counts
 
 

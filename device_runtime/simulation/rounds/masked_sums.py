@@ -54,7 +54,7 @@ class SimulatedSums:
         if task.masks is None:
             return None
         devices = min(len(clients), task.devices_per_round or len(clients))
-        masks = task.masks.offered(devices, most_weight_of(np.diff(clients.offsets).tolist()))
+        masks = task.masks.offered(devices, most_weight_of(clients.sizes().tolist()))
         noise = CentralNoise.of(task.masks, task.rounds)
         return cls(task, noise.added_to(masks) if noise else masks, noise, manifests)
 

@@ -88,11 +88,12 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
     except TaskError as error:
         raise ScenarioError(str(error)) from None
     data = load(scenario.data, seed, bundle)
-    parts = data_sets.divide_fleet(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
+    fleet = scenario.fleet.draw(scenario.devices, seed)
+    parts = data_sets.divide_fleet(data, scenario.data, fleet)
     y = prepared_targets(data, bundle.manifest, data.train_y)
-    if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
-        parts = [part[y[part] == 0] for part in parts]
     clients = Clients.of(data.train_x, y, parts)
+    if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
+        clients = clients.of_class(0)
     engine = EngineSettings(scenario.engine, device=scenario.place, module=absolute(scenario.module))
     inputs = ExecutorInputs(bundle, clients, engine, family)
     return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime.profiles.fleets import fleet as fleets
-from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load
+from device_runtime.simulation.data import DataSet, DataSpec, divide, divide_fleet, load, loading
 from device_runtime.simulation.errors import DataSetError
 from device_runtime.simulation.scenarios import scenario
 
@@ -325,3 +325,27 @@ def test_groups_need_a_fleet(data):
     spec = msgspec.convert({"groups": {"weak": {"share": 0.5}}}, DataSpec)
     with pytest.raises(DataSetError, match="data.groups has weak: expected a fleet with these groups"):
         divide(data, spec, 20, 0)
+
+
+def test_more_than_a_million_devices_that_reuse_samples_have_repeated_parts(monkeypatch):
+    monkeypatch.setattr(loading, "MANY", 50)
+    monkeypatch.setattr(loading, "REPEATED", 20)
+    spec = DataSpec(alpha=0.3, samples_per_client=10, reuse=True)
+    data = load(spec, 0)
+    few, many = divide(data, spec, 20, 3), divide(data, spec, 51, 3)
+    assert len(divide(data, spec, 50, 3)) == 50
+    assert [part.tolist() for part in many] == [few[device % 20].tolist() for device in range(51)]
+    assert many[-1].tolist() == few[10].tolist()
+    clients = loading.Clients.of(data.train_x, data.train_y, many)
+    assert (len(clients), len(clients.sizes())) == (51, 20)
+    assert all(clients.indices(device).tolist() == many[device].tolist() for device in range(51))
+
+
+def test_devices_may_keep_their_samples_of_one_class_alone():
+    data = load(DataSpec(), 0)
+    parts = divide(data, DataSpec(samples_per_client=30), 40, 3)
+    normal = loading.Clients.of(data.train_x, data.train_y, parts).of_class(0)
+    assert len(normal) == 40
+    expected = [part[data.train_y[part] == 0].tolist() for part in parts]
+    assert [normal.indices(device).tolist() for device in range(40)] == expected
+    assert [] in expected

@@ -2,10 +2,15 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from device_runtime.profiles.fleets.fleet import Fleet
+from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.sampling import _only
+from device_runtime.simulation.data import loading
 from device_runtime.simulation.errors import SimulationError
+from device_runtime.simulation.rounds import run
 from device_runtime.simulation.rounds.run import ResumeOptions, prepare, simulate
 from device_runtime.simulation.rounds.simulation_loop import WILL_S
 from device_runtime.simulation.scenarios import scenario
@@ -257,3 +262,43 @@ def test_a_run_that_waits_for_the_fast_goes_on_from_its_checkpoint_to_the_same_m
     rest = simulate(prepare(scenario.load("uniform", over), 0), keeping=ResumeOptions(resume=checkpoints[3]))
     for name, value in whole.items():
         assert (rest[name] == value).all(), name
+
+
+def test_of_two_million_devices_only_those_that_were_asked_have_a_state(monkeypatch):
+    """Their samples repeat from the 1,000th device on."""
+    states = []
+
+    class WatchedState(FleetState):
+        def __init__(self, *args):
+            super().__init__(*args)
+            states.append(self)
+
+    monkeypatch.setattr(run, "FleetState", WatchedState)
+    monkeypatch.setattr(loading, "REPEATED", 1000)
+    groups = {name: {"profile": name, "share": 0.5} for name in ("pi-4", "pi-5")}
+    data = {"partition": "dirichlet", "samples_per_client": 10, "reuse": True}
+    notes = play({"name": "two", "groups": groups}, {"devices_per_round": 20}, 2_000_000, data=data)
+    [state] = states
+    asked = [int(ask.device.rpartition("-")[2]) for ask in notes.asks]
+    assert (len(state), notes.fates) == (2_000_000, {"counted": 60})
+    assert [line.participants for line in notes.lines] == [20] * 3
+    assert set(state._states) == set(asked)
+    assert len(set(asked)) == 60, "distinct, with this seed"
+    assert min(asked) < 200_000 < 1_800_000 < max(asked)
+    names = [f"{ask.group}-{number:07d}" for ask, number in zip(notes.asks, asked, strict=True)]
+    assert [ask.device for ask in notes.asks] == names
+    assert {ask.group for ask in notes.asks} == {"pi-4", "pi-5"}
+    drawn = {name for name, value in vars(state.fleet.draws).items() if isinstance(value, np.ndarray)}
+    assert drawn == {"group"}
+    assert state.known(1_234_567).loads[""].class_counts == state.known(567).loads[""].class_counts
+    assert state.samples(1_234_567) == 10
+
+
+def test_many_devices_are_not_searched_while_one_in_ten_can_be_asked(monkeypatch):
+    """Each is there for 2.4 hours of the day; four draws for each of 20 would find 8 of them."""
+    monkeypatch.setattr(loading, "REPEATED", 100)
+    monkeypatch.setattr(Fleet, "present", lambda fleet, now: pytest.fail("searched"))
+    fleet = alike(windows=[{"start_h": 0, "length_h": 2.4}], zones_h=24.0)
+    data = {"partition": "iid", "samples_per_client": 10, "reuse": True}
+    notes = play(fleet, {"devices_per_round": 20, "rounds": 2}, 1_000_001, data=data)
+    assert notes.fates == {"counted": 40}
