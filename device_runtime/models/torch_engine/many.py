@@ -1,12 +1,10 @@
 """Trains many copies of one network at once, each with its own weights and samples."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from device_runtime.models.bundles.stacked import StackedCopy
-from device_runtime.models.engines.base import Inputs, even_share
+from device_runtime.models.engines.base import even_share
 from device_runtime.models.torch_modules.functional_module import (
     Normalised,
     recorded_statistics,
@@ -25,22 +23,8 @@ from device_runtime.models.training.optimizer import Sgd
 
 from .copies import TorchCopies
 from .engine import TorchModel
-
-Rows = NDArray[np.integer[Any]]
-
-
-@dataclass(frozen=True)
-class CopySamples:
-    """Samples and steps of one copy: prepared x (n, *input), y (n, ..), and the indices of each step's batch.
-
-    `counted`: the first step whose loss counts. `batch`: samples of most steps, as a `trainer` is told them.
-    """
-
-    x: Inputs
-    y: NDArray[Any]
-    batches: Sequence[Rows]
-    counted: int = 0
-    batch: int = 0
+from .steps import CopySamples as CopySamples
+from .steps import MicroBatch, Step, planned_steps
 
 
 @dataclass(frozen=True)
@@ -65,8 +49,8 @@ def train_many(
     set, four times with momentum, its samples, and the activations of one batch.
     """
     order = sorted(range(len(copies)), key=lambda i: -len(copies[i].batches))
-    training = _Training(model, tunable, [copies[i] for i in order], sgd, clip_norm)
     with model.place.running(f"train.{tunable}", model.manifest.graphs[f"train.{tunable}"], len(copies)):
+        training = _Training(model, tunable, [copies[i] for i in order], sgd, clip_norm)
         training.run()
         trained = training.trained()
     places = np.argsort(order)
@@ -85,12 +69,12 @@ class _Training:
     ) -> None:
         self._copies, self._sgd, self._place = copies, sgd, model.place
         self._clip_norm = clip_norm
-        self._input, self._target = model.manifest.input, model.manifest.target
+        self._x, self._y, self._starts = _pooled(copies, model)
         moved = model.manifest.graphs[f"train.{tunable}"].statistics
         norms = tuple(dict.fromkeys(name.rpartition(".")[0] for name in moved))
         self._subject = with_batch_statistics(model.untuned, norms)
         sizes = (even_share(copy.batch or model.batch, model.batch) for copy in copies)
-        self._micro = list(sizes) if moved else [max(len(b) for b in copy.batches) for copy in copies]
+        self._sizes = list(sizes) if moved else [max(len(b) for b in copy.batches) for copy in copies]
         every, k = model.tensors(), len(copies)
         names = [spec.name for spec in model.manifest.specs(tunable)]
         self._frozen = {name: each for name, each in every.items() if name not in {*names, *moved}}
@@ -101,43 +85,41 @@ class _Training:
         }
         moving = self._free if sgd.momentum else {}
         self._velocity = {name: torch.zeros_like(tensor) for name, tensor in moving.items()}
-        self._steps = [len(copy.batches) for copy in copies]
         self._totals = torch.zeros(k, dtype=torch.float64, device=self._place.device)
 
     def run(self) -> None:
         """Runs all steps."""
-        for step in range(self._steps[0]):
-            k = sum(1 for steps in self._steps if steps > step)
-            batches = [copy.batches[step] for copy in self._copies[:k]]
-            first, *others = _micro_batches(batches, self._micro)
-            grads = self._run(step, *first, slice(0, k))
-            for copies, rows in others:
-                some = torch.tensor(copies, device=self._place.device)
-                for name, grad in self._run(step, copies, rows, some).items():
-                    grads[name][some] += grad
-            with torch.no_grad():
-                if self._clip_norm:
-                    self._clip(grads)
-                for name, grad in grads.items():
-                    self._update(name, self._free[name][:k], grad)
+        for step in planned_steps(self._copies, self._starts, self._sizes, self._place):
+            self._step(step)
 
-    def _run(
-        self, step: int, copies: Sequence[int], rows: Sequence[Rows], at: slice | Tensor
-    ) -> dict[str, Tensor]:
-        """Runs a micro-batch of each of these copies, which are those `at` these places.
+    def _step(self, step: Step) -> None:
+        first, *others = step
+        grads = self._run(first)
+        for batch in others:
+            for name, grad in self._run(batch).items():
+                grads[name][batch.at] += grad
+        with torch.no_grad():
+            if self._clip_norm:
+                self._clip(grads)
+            for name, grad in grads.items():
+                self._update(name, self._free[name][: len(grad)], grad)
 
-        Gives the gradients (copies, ..) of what it adds to their steps' mean losses; moves their statistics
-        and totals.
+    def _run(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """The gradients (copies, ..) of what a micro-batch adds to the mean losses of the copies' steps.
+
+        Moves their statistics and totals.
         """
-        x, y, shares, counts = (self._place.tensor(array) for array in self._batch(step, copies, rows))
-        padded = len({len(part) for part in rows}) > 1
-        loss = partial(self._loss, padded=padded)
-        free = {name: tensor[at] for name, tensor in self._free.items()}
-        old = {name: tensor[at] for name, tensor in self._statistics.items()}
-        grads, (_, (losses, moved)) = vmap(grad_and_value(loss, has_aux=True))(free, old, x, y, shares)
+        x, y = (
+            samples.index_select(0, batch.rows.flatten()).unflatten(0, batch.rows.shape)
+            for samples in (self._x, self._y)
+        )
+        loss = partial(self._loss, padded=batch.padded)
+        free = {name: tensor[batch.at] for name, tensor in self._free.items()}
+        old = {name: tensor[batch.at] for name, tensor in self._statistics.items()}
+        grads, (_, (losses, moved)) = vmap(grad_and_value(loss, has_aux=True))(free, old, x, y, batch.shares)
         for name, values in moved.items():
-            self._statistics[name][at] = values
-        self._totals[at] += (losses * counts).sum(1, dtype=torch.float64)
+            self._statistics[name][batch.at] = values
+        self._totals[batch.at] += (losses * batch.counts).sum(1, dtype=torch.float64)
         return dict(grads)
 
     def _loss(
@@ -172,19 +154,6 @@ class _Training:
             grad = self._velocity[name][: len(weight)].mul_(sgd.momentum).add_(grad)
         weight.sub_(grad, alpha=sgd.lr)
 
-    def _batch(self, step: int, copies: Sequence[int], rows: Sequence[Rows]) -> tuple[NDArray[Any], ...]:
-        """x (k, rows, *input), y (k, rows, ..), each row's weight in the mean, 1 where its loss counts."""
-        k, most = len(copies), max(len(part) for part in rows)
-        x = np.zeros((k, most, *self._copies[0].x.shape[1:]), self._input.dtype)
-        y = np.zeros((k, most, *self._copies[0].y.shape[1:]), self._target.dtype)
-        shares, counts = np.zeros((k, most), np.float32), np.zeros((k, most), np.float32)
-        for i, (number, part) in enumerate(zip(copies, rows, strict=True)):
-            copy, filled = self._copies[number], slice(0, len(part))
-            x[i, filled], y[i, filled] = copy.x[part], copy.y[part]
-            shares[i, filled] = 1 / len(copy.batches[step])
-            counts[i, filled] = step >= copy.counted
-        return x, y, shares, counts
-
     def trained(self) -> TorchCopies:
         """The trained set and the statistics of all copies."""
         return TorchCopies({**self._free, **self._statistics}, self._place)
@@ -195,17 +164,20 @@ class _Training:
         return np.asarray(self._totals.cpu().numpy() / np.maximum(counts, 1))
 
 
-def _micro_batches(batches: Sequence[Rows], sizes: Sequence[int]) -> Iterator[tuple[list[int], list[Rows]]]:
-    """The micro-batches of a step: the first of each copy, then the second of each copy that has one, ..
-
-    Each time the numbers of these copies, and their rows. `sizes`: rows of a micro-batch, by copy.
-    """
-    for number in count():
-        starts = [number * size for size in sizes]
-        copies = [i for i, batch in enumerate(batches) if starts[i] < len(batch)]
-        if not copies:
-            return
-        yield copies, [batches[i][starts[i] : starts[i] + sizes[i]] for i in copies]
+def _pooled(copies: Sequence[CopySamples], model: TorchModel) -> tuple[Tensor, Tensor, list[int]]:
+    """x and y of all copies on the processor, and the number of the first sample of each copy."""
+    first, place = copies[0], model.place
+    if all(copy.x is first.x and copy.y is first.y for copy in copies):
+        xs, ys, starts = [first.x], [first.y], [0] * len(copies)
+    else:
+        xs, ys = [copy.x for copy in copies], [copy.y for copy in copies]
+        starts = np.cumsum([0, *map(len, ys[:-1])]).tolist()
+    if isinstance(first.x, Tensor) and isinstance(first.y, Tensor):
+        return first.x, first.y, starts
+    x = xs[0] if len(xs) == 1 else np.concatenate(xs)
+    y = ys[0] if len(ys) == 1 else np.concatenate(ys)
+    x = model.manifest.input.as_graphs_take(x)
+    return place.tensor(x), place.tensor(y.astype(model.manifest.target.dtype, copy=False)), starts
 
 
 def _fused(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Normalised:

@@ -2,11 +2,12 @@
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -52,6 +53,20 @@ class TorchProcessor:
         """The array's own memory on the CPU if it may be written to, else a copy."""
         own = array if array.flags.writeable else array.copy()
         return torch.from_numpy(own).to(self.device)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """Memory without values, of numpy's dtype of this name."""
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=self.device)
+
+    def sent(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+        """Flat arrays of numbers of four bytes, sent in one transfer that nothing waits for."""
+        whole = torch.from_numpy(np.concatenate([array.view(np.int32) for array in arrays]))
+        if self.device.type == "cuda":
+            whole = whole.pin_memory().to(self.device, non_blocking=True)
+        parts = whole.split([array.size for array in arrays])
+        return [
+            part.view(getattr(torch, array.dtype.name)) for part, array in zip(parts, arrays, strict=True)
+        ]
 
     @contextmanager
     def running(self, name: str, graph: Graph, samples: int) -> Iterator[None]:

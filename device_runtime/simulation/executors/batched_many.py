@@ -8,6 +8,8 @@ from functools import cached_property
 from math import inf, prod
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from device_runtime.device.engine.profiling import random_samples
 from device_runtime.models.available_engines.available import engine_choice, open_torch
 from device_runtime.models.bundles.manifest import Manifest
@@ -23,6 +25,7 @@ from device_runtime.strategies.terms.accountant import PrivacyError
 from device_runtime.strategies.training import local_training
 from device_runtime.strategies.training.local_training import HasTrainingPlan, TrainingPlan, TrainingResult
 
+from .fleet_samples import DeviceSamples, FleetSamples
 from .job import ExecutorInputs, FailedJob, Result, TrainingJob, run_of, with_own_memory
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ class _PlannedJob:
     """A job with the device's samples and its plan to train on them."""
 
     job: TrainingJob
-    data: LocalData
+    samples: DeviceSamples
     run: Run
     plan: TrainingPlan
 
@@ -95,6 +98,10 @@ class BatchedNetworks:
             return TOGETHER
         return fitting(self._manifest, GPU_SHARE * self._opened().place.gpu_bytes)
 
+    @cached_property
+    def _samples(self) -> FleetSamples:
+        return FleetSamples(self._inputs.clients, self._manifest, self._opened().place)
+
     def refusal(self, strategy: AnyStrategy) -> str:
         """Why it does not train the kind; empty if it does. Judged by steps on random samples.
 
@@ -120,9 +127,10 @@ class BatchedNetworks:
         self._hold(base)
         results: dict[int, Result] = {}
         groups: dict[tuple[object, ...], dict[int, _PlannedJob]] = {}
-        for place, job in enumerate(jobs):
+        samples = self._samples.of([job.device for job in jobs])
+        for place, (job, of_device) in enumerate(zip(jobs, samples, strict=True)):
             try:
-                planned = self._planned(job, aside)
+                planned = self._planned(job, of_device, run_of(job, aside))
                 groups.setdefault(planned.settings, {})[place] = planned
             except (TensorError, OwnCodeError) as error:
                 results[place] = FailedJob(str(error))
@@ -140,7 +148,7 @@ class BatchedNetworks:
             strategy: HasTrainingPlan = each.job.strategy  # type: ignore[assignment]  # by `refusal`
             try:
                 with own_code(type(strategy)):
-                    update = strategy.update_of(result, self._opened(), each.data, each.run)
+                    update = strategy.update_of(result, self._opened(), each.samples.local, each.run)
                 check(outline(update.tensors), expected)
                 if isinstance(update.tensors, StackedCopy) and not update.tensors.finite:
                     check(update.tensors, expected)
@@ -168,10 +176,10 @@ class BatchedNetworks:
     def _copy(self, planned: _PlannedJob) -> CopySamples:
         from device_runtime.models.torch_engine.many import CopySamples
 
-        plan, data = planned.plan, planned.data
+        plan, samples = planned.plan, planned.samples
         batches, counted = local_training.plan_batches(plan, planned.run)
-        batch = local_training.usual_batch(plan)
-        return CopySamples(data.x, data.y, batches, counted, batch)
+        rows, batch = [samples.rows[part] for part in batches], local_training.usual_batch(plan)
+        return CopySamples(samples.x, samples.y, rows, counted, batch)
 
     def _objection(self, plan: TrainingPlan) -> str:
         """Why copies are not trained together by this plan; empty if they are."""
@@ -189,18 +197,15 @@ class BatchedNetworks:
 
     def _example(self, strategy: AnyStrategy) -> _PlannedJob:
         """The plan of a device with two random samples."""
-        run = Run(0, "", clock=lambda: 0.0, upload_at=inf)
-        data = LocalData(*random_samples(self._manifest, 2))
-        return _PlannedJob(TrainingJob(0, "", strategy, 0, "0"), data, run, self._plan(strategy, data, run))
+        data, job = LocalData(*random_samples(self._manifest, 2)), TrainingJob(0, "", strategy, 0, "0")
+        samples = DeviceSamples(data.x, data.y, np.arange(2), data)
+        return self._planned(job, samples, Run(0, "", clock=lambda: 0.0, upload_at=inf))
 
-    def _planned(self, job: TrainingJob, aside: Tensors) -> _PlannedJob:
-        data, run = self._inputs.clients.local(job.device, self._manifest.input), run_of(job, aside)
-        return _PlannedJob(job, data, run, self._plan(job.strategy, data, run))
-
-    def _plan(self, strategy: AnyStrategy, data: LocalData, run: Run) -> TrainingPlan:
-        plans: HasTrainingPlan = strategy  # type: ignore[assignment]  # by `refusal`
-        with own_code(type(strategy)):
-            return plans.plan(self._opened(), data, run)
+    def _planned(self, job: TrainingJob, samples: DeviceSamples, run: Run) -> _PlannedJob:
+        plans: HasTrainingPlan = job.strategy  # type: ignore[assignment]  # by `refusal`
+        with own_code(type(job.strategy)):
+            plan = plans.plan(self._opened(), samples.local, run)
+        return _PlannedJob(job, samples, run, plan)
 
     def _hold(self, base: Tensors) -> None:
         if base is not self._loaded:
