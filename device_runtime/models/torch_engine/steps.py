@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +15,20 @@ from device_runtime.models.engines.base import Inputs
 from .place import TorchProcessor
 
 Rows = NDArray[np.integer[Any]]
+SampleArray: TypeAlias = Inputs | Tensor
+"""Prepared inputs or targets: an array, or a tensor on the processor that trains."""
 
 
 @dataclass(frozen=True)
 class CopySamples:
     """Samples and steps of one copy: prepared x (n, *input), y (n, ..), and the indices of each step's batch.
 
-    x and y are arrays, or tensors on the processor that trains; copies whose x and y are the same objects
-    share their memory. `counted`: the first step whose loss counts. `batch`: samples of most steps, as a
-    `trainer` is told them.
+    Copies whose x and y are the same objects share their memory. `counted`: the first step whose loss counts.
+    `batch`: samples of most steps, as a `trainer` is told them.
     """
 
-    x: Inputs | Tensor
-    y: NDArray[Any] | Tensor
+    x: SampleArray
+    y: SampleArray
     batches: Sequence[Rows]
     counted: int = 0
     batch: int = 0

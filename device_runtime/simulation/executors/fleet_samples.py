@@ -17,9 +17,8 @@ from device_runtime.simulation.data.loading import Clients
 from device_runtime.strategies.interface.device_half import LocalData
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from device_runtime.models.torch_engine.place import TorchProcessor
+    from device_runtime.models.torch_engine.steps import SampleArray
 
 GPU_SHARE = 0.25
 """The share of a GPU's memory that the samples of the whole fleet may take, beside that of the networks."""
@@ -34,8 +33,8 @@ class DeviceSamples:
     x and y are arrays, or tensors on the processor that trains. `local` has the samples for the plan.
     """
 
-    x: NDArray[Any] | Tensor
-    y: NDArray[Any] | Tensor
+    x: SampleArray
+    y: SampleArray
     rows: NDArray[np.int64]
     local: LocalData
 
@@ -66,7 +65,7 @@ class FleetSamples:
         ]
 
     @cached_property
-    def _whole(self) -> tuple[Tensor, Tensor] | None:
+    def _whole(self) -> tuple[SampleArray, SampleArray] | None:
         """x and y of the data set on the GPU; None on the CPU, or if they do not fit."""
         clients, spec, target = self._clients, self._manifest.input, self._manifest.target
         if self._place.on_cpu:
