@@ -214,11 +214,15 @@ def shrunk(scatter: NDArray[np.float64], samples: float) -> NDArray[np.float64]:
 
 
 def without_negative(scatter: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The scatter (width, width) with its negative eigenvalues set to 0, unless they are of rounding."""
+    """The scatter (width, width) with the sizes of its negative eigenvalues in their place.
+
+    Numbers are rounded on the wire, and an eigenvalue below 0 tells by how much. At 0 its direction, of which
+    nothing is known, would count for most in an inverse. Those of float64's own rounding stay.
+    """
     if is_positive(scatter + 1e-9 * np.trace(scatter) * np.eye(len(scatter))):
         return scatter
     values, vectors = np.linalg.eigh(scatter)
-    possible: NDArray[np.float64] = (vectors * values.clip(0)) @ vectors.T
+    possible: NDArray[np.float64] = (vectors * abs(values)) @ vectors.T
     return possible
 
 

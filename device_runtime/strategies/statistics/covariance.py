@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .centres import SHRINKAGE, class_means
+from .centres import SHRINKAGE, class_means, without_negative
 from .class_statistics import Statistics
 from .class_sums import ClassSums
 
@@ -102,7 +102,7 @@ def within_classes(
         scatter, free = np.eye(width) * spread / width, float(statistics.sums.counts.sum())
     if not np.trace(scatter) > 0:
         raise ValueError("the features of each class are all the same")
-    covariance = scatter / free
+    covariance = without_negative(scatter / free)
     return covariance, (1 - weight) * covariance + weight * np.trace(covariance) / width * np.eye(width)
 
 

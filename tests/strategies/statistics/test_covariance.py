@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.statistics import class_statistics, closed_form
 from device_runtime.strategies.statistics.class_statistics import Statistics
 from device_runtime.strategies.statistics.class_sums import ClassSums
@@ -108,3 +109,31 @@ def test_the_head_of_many_means_is_better_than_the_nearest_mean_and_of_few_no_wo
             right[count, name] = ((x @ weights.T + bias).argmax(axis=1) == y).mean()
     assert right[100, "scatter"] > right[100, "nearest"] + 0.05
     assert right[2, "scatter"] > right[2, "nearest"] - 0.02
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounded_means_of_one_device_leave_no_direction_without_variance(seed):
+    """Features after a ReLU have means far larger than their spread, of which int8 leaves a part."""
+    rng, labels, width = np.random.default_rng(seed), 10, 48
+    common, centres = rng.uniform(5, 60, width), rng.normal(size=(labels, width))
+    mixing = rng.normal(size=(width, width)) * np.logspace(0, -1.5, width)
+
+    def draw(y):
+        return (common + centres[y] + rng.normal(size=(len(y), width)) @ mixing).astype(np.float32)
+
+    total = Statistics.none(labels, width)
+    for number in range(10):
+        y = np.repeat([number, (number + 1) % labels, (number + 2) % labels], [250, 80, 20])
+        measured = class_statistics.measure_statistics(draw(y), y, labels, 1)
+        settings = ClassStatistics(numbers="int8", moments=number == 0)
+        sent = class_statistics.encode(measured, settings)
+        total = total.add(class_statistics.decode(sent, (labels, width)))
+    covariance, _ = within_classes(total)
+    assert np.linalg.eigvalsh(pooled_scatter(total, None, width)[0])[0] < 0
+    assert np.linalg.eigvalsh(covariance)[0] > 0
+    y = rng.integers(0, labels, 2000)
+    weights, bias = closed_form.solve_head(total)
+    right = ((draw(y) @ weights.T + bias).argmax(axis=1) == y).mean()
+    means = total.sums.means()
+    nearest = ((draw(y) @ means.T - np.square(means).sum(axis=1) / 2).argmax(axis=1) == y).mean()
+    assert right > nearest
