@@ -236,7 +236,7 @@ class Turns(NullObserver):
         self._profile, self._patches = RoundProfile(machine.settle), ExitStack()
         self._profiled_s = 0.0
         machine.forget_peak()
-        self._held, self._began = machine.held_bytes(), time.perf_counter()
+        self._bytes_before, self._began = machine.held_bytes(), time.perf_counter()
 
     def asked(self, ask: AskRecord) -> None:
         if ask.fate not in ("counted", "unheard"):
@@ -250,7 +250,7 @@ class Turns(NullObserver):
         took_s = time.perf_counter() - self._began
         counted = line.round - WARM
         if counted == 0:
-            self.figures.bytes[OURS] = self._machine.held_bytes(peak=True) - self._held
+            self.figures.bytes[OURS] = self._machine.held_bytes(peak=True) - self._bytes_before
             self._open_peers()
         elif 0 < counted <= self._machine.rounds:
             self.figures.seconds[OURS].append(took_s)
@@ -285,7 +285,7 @@ class Turns(NullObserver):
 
         for name, kind in ((VMAP, Vmapped), (LOOP, OneByOne)):
             self._machine.forget_peak()
-            held = self._machine.held_bytes()
+            before = self._machine.held_bytes()
             try:
                 peer = kind(self._bare_job())
                 peer.round(self._cohort())
@@ -293,7 +293,7 @@ class Turns(NullObserver):
                 self.figures.failed.append(f"{name}: {str(error).splitlines()[0]}")
                 continue
             self._peers[name] = peer
-            self.figures.bytes[name] = self._machine.held_bytes(peak=True) - held
+            self.figures.bytes[name] = self._machine.held_bytes(peak=True) - before
 
     def _bare_job(self) -> Any:
         import torch
@@ -388,7 +388,7 @@ def on_cores(machine: Machine) -> Iterator[tuple[str, Row, Figures]]:
 def cells(name: str, row: Row, figures: Figures) -> dict[str, str]:
     """A line of the table."""
     over = ratio(row, figures)
-    held = [figures.bytes.get(peer) for peer in (OURS, VMAP, LOOP)]
+    peaks = [figures.bytes.get(peer) for peer in (OURS, VMAP, LOOP)]
     return {
         "row": name,
         **{f"{peer} ms": _number(figures.ms(peer)) for peer in (VMAP, LOOP, PFL, OURS)},
@@ -396,14 +396,14 @@ def cells(name: str, row: Row, figures: Figures) -> dict[str, str]:
         "goal": f"{row.goal:g}",
         "apart": "-" if np.isnan(figures.apart) else f"{figures.apart:.0e}",
         "bytes": {True: "same", False: "DIFFER", None: "-"}[figures.same_bytes],
-        "GPU MB": " / ".join("-" if not each else f"{each / 1e6:.0f}" for each in held),
+        "GPU MB": " / ".join("-" if not each else f"{each / 1e6:.0f}" for each in peaks),
     }
 
 
 def ratio(row: Row, figures: Figures) -> float | None:
     """Ours over the peer of the goal."""
-    mine, other = figures.ms(OURS), figures.ms(row.against)
-    return mine / other if mine and other else None
+    ours, other = figures.ms(OURS), figures.ms(row.against)
+    return ours / other if ours and other else None
 
 
 def _number(ms: float | None) -> str:
@@ -427,7 +427,7 @@ def all_figures(names: list[str], machine: Machine) -> Iterator[tuple[str, Row, 
         yield name, row, figures
 
 
-def shown(machine: Machine, lines: list[tuple[str, Row, Figures]]) -> str:
+def report(machine: Machine, lines: list[tuple[str, Row, Figures]]) -> str:
     """A sentence, the table, where the time goes, and a line for all that could not run."""
     precision = machine.precision
     where = f"{processor_of(machine.device)}, torch {metadata.version('torch')}, {precision}"
@@ -521,7 +521,7 @@ def main() -> int:
         lines.append(line)
         if options.out:
             options.out.write_text(written(machine, lines))
-    print(shown(machine, lines))
+    print(report(machine, lines))
     return 0
 
 

@@ -86,7 +86,7 @@ class DeviceSampler:
         self._fleet: tuple[int, Fleet] = (0, inputs.devices.fleet)
         self._policy, self._terms = inputs.policy, inputs.upload_terms
         self._draws = 0
-        self._asked: tuple[int, set[int]] = 0, set()  # the devices that were asked since `serial`
+        self._drawn: tuple[int, set[int]] = 0, set()  # the devices that were asked since `serial`
 
     def ask(self, opening: OpenedRound, count: int) -> list[PendingUpdate]:
         """Offers the round to `count` devices, or to as many as can be asked."""
@@ -118,8 +118,8 @@ class DeviceSampler:
                         if len(cohort) == count:
                             return cohort
         idle = self._devices.idle(opening.now)
-        if self._asked[0] == opening.serial:
-            idle[list(self._asked[1])] = False
+        if self._drawn[0] == opening.serial:
+            idle[list(self._drawn[1])] = False
         for device in _shuffled(np.flatnonzero(idle & self._devices.fleet.present(opening.now)), rng):
             if len(cohort) == count:
                 break
@@ -136,9 +136,9 @@ class DeviceSampler:
     def _flights(
         self, devices: list[int], opening: OpenedRound, rng: np.random.Generator
     ) -> list[PendingUpdate]:
-        if self._asked[0] != opening.serial:
-            self._asked = opening.serial, set()
-        self._asked[1].update(devices)
+        if self._drawn[0] != opening.serial:
+            self._drawn = opening.serial, set()
+        self._drawn[1].update(devices)
         if self._fleet[0] != opening.round:
             self._fleet = opening.round, self._devices.open(opening.round)
         draws = self._devices.round_draws(np.array(devices, np.int64), rng)

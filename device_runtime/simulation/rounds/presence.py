@@ -20,17 +20,17 @@ ONLINE = Presence(0, online=True)
 class FleetPresence(Mapping[str, Presence]):
     """The presence of each device by name."""
 
-    def __init__(self, fleet: Fleet, heard: HashTrieMap[str, Presence] | None = None) -> None:
-        """`heard`: of the devices of which something was heard."""
+    def __init__(self, fleet: Fleet, presences: HashTrieMap[str, Presence] | None = None) -> None:
+        """`presences`: of the devices of which something was heard."""
         self._fleet = fleet
-        self._heard: HashTrieMap[str, Presence] = HashTrieMap() if heard is None else heard
+        self._presences: HashTrieMap[str, Presence] = HashTrieMap() if presences is None else presences
 
     def __getitem__(self, device: str) -> Presence:
-        return self._heard.get(device, ONLINE)
+        return self._presences.get(device, ONLINE)
 
     def get(self, device: str, default: Any = None) -> Presence:
         """The presence of this device; `default` has no effect, as all have one."""
-        return self._heard.get(device, ONLINE)
+        return self._presences.get(device, ONLINE)
 
     def __contains__(self, device: object) -> bool:
         return True
@@ -42,7 +42,7 @@ class FleetPresence(Mapping[str, Presence]):
         return len(self._fleet)
 
     def insert(self, device: str, presence: Presence) -> FleetPresence:
-        return FleetPresence(self._fleet, self._heard.insert(device, presence))
+        return FleetPresence(self._fleet, self._presences.insert(device, presence))
 
     def discard(self, device: str) -> FleetPresence:
         """Raises NotImplementedError: a simulation forgets no device."""

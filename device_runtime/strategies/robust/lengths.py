@@ -140,7 +140,7 @@ class LengthBounds:
     def __init__(self, before: Tensors, scratch: Path | None) -> None:
         """`before`: what `kept` gave in the last merge. `scratch`: folder for what cannot be read again."""
         self._before, self._waiting, self._end = before, list[WaitingUpdate](), 0
-        self._held: list[Copies] = []
+        self._copies: list[Copies] = []
         self._file = SpooledTemporaryFile(IN_MEMORY, dir=str(scratch) if scratch else None, prefix="merge-")  # noqa: SIM115 - closed in `close`
         self._shortened: dict[str, list[str]] = defaultdict(list)
         self._furthest = (0.0, 0.0)
@@ -164,10 +164,10 @@ class LengthBounds:
         if not isinstance(update.tensors, StackedCopy):
             return None
         copies = update.tensors.copies
-        if copies not in self._held:
-            if sum(each.nbytes for each in self._held) + copies.nbytes > copies.room:
+        if copies not in self._copies:
+            if sum(each.nbytes for each in self._copies) + copies.nbytes > copies.room:
                 return None
-            self._held.append(copies)
+            self._copies.append(copies)
         return lambda: update
 
     def _stored(self, update: Update) -> Read:

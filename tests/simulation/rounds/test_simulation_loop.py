@@ -279,13 +279,13 @@ def test_of_two_million_devices_only_those_that_were_asked_have_a_state(monkeypa
     data = {"partition": "dirichlet", "samples_per_client": 10, "reuse": True}
     notes = play({"name": "two", "groups": groups}, {"devices_per_round": 20}, 2_000_000, data=data)
     [state] = states
-    asked = [int(ask.device.rpartition("-")[2]) for ask in notes.asks]
+    numbers = [int(ask.device.rpartition("-")[2]) for ask in notes.asks]
     assert (len(state), notes.fates) == (2_000_000, {"counted": 60})
     assert [line.participants for line in notes.lines] == [20] * 3
-    assert set(state._states) == set(asked)
-    assert len(set(asked)) == 60, "distinct, with this seed"
-    assert min(asked) < 200_000 < 1_800_000 < max(asked)
-    names = [f"{ask.group}-{number:07d}" for ask, number in zip(notes.asks, asked, strict=True)]
+    assert set(state._states) == set(numbers)
+    assert len(set(numbers)) == 60, "distinct, with this seed"
+    assert min(numbers) < 200_000 < 1_800_000 < max(numbers)
+    names = [f"{ask.group}-{number:07d}" for ask, number in zip(notes.asks, numbers, strict=True)]
     assert [ask.device for ask in notes.asks] == names
     assert {ask.group for ask in notes.asks} == {"pi-4", "pi-5"}
     drawn = {name for name, value in vars(state.fleet.draws).items() if isinstance(value, np.ndarray)}
