@@ -10,21 +10,34 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
+from device_runtime.models.bundles.manifest import Graph
 from device_runtime.models.bundles.stacked import StackedCopy
 from device_runtime.models.engines.base import even_share
+from device_runtime.models.errors import EngineError
 from device_runtime.models.torch_modules.functional_module import (
     Normalised,
     recorded_statistics,
     with_batch_statistics,
 )
-from device_runtime.models.training.optimizer import Sgd
+from device_runtime.models.torch_modules.objectives import SAMPLE_LOSSES, ObjectiveBatch
+from device_runtime.models.training.optimizer import Optimizer
 
 from .copies import TorchCopies
+from .copy_steps import PrivateSums, Pulls, clip, start
 from .engine import TorchModel
+from .place import TorchProcessor
 from .steps import CopySamples as CopySamples
 from .steps import MicroBatch, Step, planned_steps
+
+PRIVATE_VALUES = 1 << 24
+"""Values of gradients of single samples that all copies hold at once, 64 MiB; one sample of each at least."""
+
+
+def can_train(objective: str) -> bool:
+    """Whether copies can be trained together by this objective of a bundle."""
+    return objective == "train" or objective in SAMPLE_LOSSES
 
 
 @dataclass(frozen=True)
@@ -40,17 +53,26 @@ class TrainedCopies:
 
 
 def train_many(
-    model: TorchModel, tunable: str, copies: Sequence[CopySamples], sgd: Sgd, clip_norm: float = 0.0
+    model: TorchModel,
+    tunable: str,
+    copies: Sequence[CopySamples],
+    optimizer: Optimizer,
+    clip_norm: float = 0.0,
+    objective: str = "train",
 ) -> TrainedCopies:
-    """Trains one copy of the tunable set for each of `copies` by the bundle's loss, at least one step each.
+    """Trains one copy of the tunable set for each of `copies`, at least one step each.
 
-    clip_norm: the largest norm of a step's gradient; 0: no limit. The result equals that of training one copy
-    at a time up to rounding, which may depend on the number of copies. Memory for each copy: three times the
-    set, four times with momentum, its samples, and the activations of one batch.
+    objective: one of `can_train`, by default the bundle's loss. clip_norm: the largest norm of a step's
+    gradient; 0: no limit. Either all copies are private or none is; the loss of private ones is nan. The
+    result equals that of training one copy at a time up to rounding, which may depend on the number of
+    copies. Memory for each copy: three times the set, four times with momentum, five times with Adam, its
+    samples, and the activations of one batch; all private ones together take PRIVATE_VALUES in addition.
+    Raises EngineError.
     """
     order = sorted(range(len(copies)), key=lambda i: -len(copies[i].batches))
-    with model.place.running(f"train.{tunable}", model.manifest.graphs[f"train.{tunable}"], len(copies)):
-        training = _Training(model, tunable, [copies[i] for i in order], sgd, clip_norm)
+    name = f"{objective}.{tunable}"
+    with model.place.running(name, model.manifest.graphs[name], len(copies)):
+        training = _Training(model, name, [copies[i] for i in order], optimizer, clip_norm)
         training.run()
         trained = training.trained()
     places = np.argsort(order)
@@ -65,26 +87,36 @@ class _Training:
     """
 
     def __init__(
-        self, model: TorchModel, tunable: str, copies: Sequence[CopySamples], sgd: Sgd, clip_norm: float
+        self,
+        model: TorchModel,
+        name: str,
+        copies: Sequence[CopySamples],
+        optimizer: Optimizer,
+        clip_norm: float,
     ) -> None:
-        self._copies, self._sgd, self._place = copies, sgd, model.place
-        self._clip_norm = clip_norm
+        """name: of the graph."""
+        self._copies, self._place, self._clip_norm = copies, model.place, clip_norm
+        self._objective, _, tunable = name.partition(".")
         self._x, self._y, self._starts = _pooled(copies, model)
-        moved = model.manifest.graphs[f"train.{tunable}"].statistics
+        graph = model.manifest.graphs[name]
+        self._by_sample, self._by_copy = _pooled_extras(copies, graph, model.place)
+        moved = graph.statistics
         norms = tuple(dict.fromkeys(name.rpartition(".")[0] for name in moved))
         self._subject = with_batch_statistics(model.untuned, norms)
         sizes = (even_share(copy.batch or model.batch, model.batch) for copy in copies)
         self._sizes = list(sizes) if moved else [max(len(b) for b in copy.batches) for copy in copies]
         every, k = model.tensors(), len(copies)
-        names = [spec.name for spec in model.manifest.specs(tunable)]
+        tuned = {spec.name for spec in model.manifest.specs(tunable)}
+        names = [spec.name for spec in model.manifest.stored() if spec.name in tuned]
         self._frozen = {name: each for name, each in every.items() if name not in {*names, *moved}}
         self._free = {name: every[name].expand(k, *every[name].shape).clone() for name in names}
         self._statistics = {
             spec.name: every[spec.name].expand(k, *spec.shape).clone()
             for spec in model.manifest.statistics(tunable)
         }
-        moving = self._free if sgd.momentum else {}
-        self._velocity = {name: torch.zeros_like(tensor) for name, tensor in moving.items()}
+        self._optimizer = start(optimizer, self._free)
+        self._pulls = Pulls([copy.anchors for copy in copies], self._place)
+        self._private = self._private_sums()
         self._totals = torch.zeros(k, dtype=torch.float64, device=self._place.device)
 
     def run(self) -> None:
@@ -96,13 +128,25 @@ class _Training:
         first, *others = step
         grads = self._run(first)
         for batch in others:
-            for name, grad in self._run(batch).items():
-                grads[name][batch.at] += grad
+            for name, more in self._run(batch).items():
+                grads[name][batch.at] += more
         with torch.no_grad():
+            if self._private is not None:
+                self._private.finish(grads)
+            self._pulls.add(self._free, grads)
             if self._clip_norm:
-                self._clip(grads)
-            for name, grad in grads.items():
-                self._update(name, self._free[name][: len(grad)], grad)
+                clip(grads, self._clip_norm)
+            self._optimizer.step(self._free, grads)
+
+    def _private_sums(self) -> PrivateSums | None:
+        privacies = [copy.privacy for copy in self._copies if copy.privacy is not None]
+        if not privacies:
+            return None
+        if len(privacies) < len(self._copies) or self._statistics:
+            raise EngineError("private steps need privacy in all copies, and no batch statistics")
+        values = sum(tensor.numel() for tensor in self._free.values())
+        self._sizes = [max(1, PRIVATE_VALUES // values)] * len(privacies)
+        return PrivateSums(privacies, [copy.lot for copy in self._copies], self._place)
 
     def _run(self, batch: MicroBatch) -> dict[str, Tensor]:
         """The gradients (copies, ..) of what a micro-batch adds to the mean losses of the copies' steps.
@@ -113,10 +157,18 @@ class _Training:
             samples.index_select(0, batch.rows.flatten()).unflatten(0, batch.rows.shape)
             for samples in (self._x, self._y)
         )
-        loss = partial(self._loss, padded=batch.padded)
+        extras = {name: value[batch.rows] for name, value in self._by_sample.items()}
+        extras |= {name: value[batch.at] for name, value in self._by_copy.items()}
         free = {name: tensor[batch.at] for name, tensor in self._free.items()}
+        if self._private is not None:
+            places = {name: 0 if name in self._by_sample else None for name in extras}
+            each = vmap(vmap(grad(self._of_sample), (None, 0, 0, places)))(free, x, y, extras)
+            return self._private.clipped(each, batch.shares > 0, batch.at)
         old = {name: tensor[batch.at] for name, tensor in self._statistics.items()}
-        grads, (_, (losses, moved)) = vmap(grad_and_value(loss, has_aux=True))(free, old, x, y, batch.shares)
+        loss = partial(self._loss, padded=batch.padded)
+        grads, (_, (losses, moved)) = vmap(grad_and_value(loss, has_aux=True))(
+            free, old, x, y, extras, batch.shares
+        )
         for name, values in moved.items():
             self._statistics[name][batch.at] = values
         self._totals[batch.at] += (losses * batch.counts).sum(1, dtype=torch.float64)
@@ -128,38 +180,34 @@ class _Training:
         statistics: dict[str, Tensor],
         x: Tensor,
         y: Tensor,
+        extras: dict[str, Tensor],
         shares: Tensor,
         *,
         padded: bool,
     ) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
         normalise = partial(_of_rows, (shares > 0).to(x.dtype)) if padded else _fused
         with recorded_statistics(self._subject, normalise) as moved:
-            tensors = {**self._frozen, **statistics, **free}
-            logits = functional_call(self._subject.module, tensors, (x,))
-        losses = self._subject.loss(logits, y, x)
+            losses = self._losses(x, y, extras, {**self._frozen, **statistics, **free})
         return (losses * shares).sum(), (losses.detach(), moved)
 
-    def _clip(self, grads: dict[str, Tensor]) -> None:
-        """Scales each copy's gradient to a norm of at most `clip_norm`, in place, as `clipping.clip` does."""
-        norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads.values()]).norm(dim=0)
-        factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
-        for grad in grads.values():
-            grad.mul_(factors.view(-1, *[1] * (grad.dim() - 1)))
+    def _losses(self, x: Tensor, y: Tensor, extras: dict[str, Tensor], tensors: dict[str, Tensor]) -> Tensor:
+        if of_samples := SAMPLE_LOSSES.get(self._objective):
+            return of_samples(ObjectiveBatch(self._subject, x, y, extras, tensors))
+        return self._subject.loss(functional_call(self._subject.module, tensors, (x,)), y, x)
 
-    def _update(self, name: str, weight: Tensor, grad: Tensor) -> None:
-        sgd = self._sgd
-        if sgd.weight_decay:
-            grad = grad.add(weight, alpha=sgd.weight_decay)
-        if sgd.momentum:
-            grad = self._velocity[name][: len(weight)].mul_(sgd.momentum).add_(grad)
-        weight.sub_(grad, alpha=sgd.lr)
+    def _of_sample(self, free: dict[str, Tensor], x: Tensor, y: Tensor, extras: dict[str, Tensor]) -> Tensor:
+        """The loss of one sample: x (*input), y and extras by sample without the axis of samples."""
+        rows = {name: value[None] if name in self._by_sample else value for name, value in extras.items()}
+        return self._losses(x[None], y[None], rows, {**self._frozen, **free}).sum()
 
     def trained(self) -> TorchCopies:
         """The trained set and the statistics of all copies."""
         return TorchCopies({**self._free, **self._statistics}, self._place)
 
     def mean_losses(self) -> NDArray[np.float64]:
-        """Mean loss of each copy, (k,); 0 if no step counts."""
+        """Mean loss of each copy, (k,); 0 if no step counts, nan if private."""
+        if self._private is not None:
+            return np.full(len(self._copies), np.nan)
         counts = [sum(len(batch) for batch in copy.batches[copy.counted :]) for copy in self._copies]
         return np.asarray(self._totals.cpu().numpy() / np.maximum(counts, 1))
 
@@ -178,6 +226,20 @@ def _pooled(copies: Sequence[CopySamples], model: TorchModel) -> tuple[Tensor, T
     y = ys[0] if len(ys) == 1 else np.concatenate(ys)
     x = model.manifest.input.as_graphs_take(x)
     return place.tensor(x), place.tensor(y.astype(model.manifest.target.dtype, copy=False)), starts
+
+
+def _pooled_extras(
+    copies: Sequence[CopySamples], graph: Graph, place: TorchProcessor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The other inputs of a graph: those by sample, of the samples of all copies, and those by copy."""
+    by_sample, by_copy = {}, {}
+    for extra in graph.extras:
+        values = [copy.extras[extra.name] for copy in copies]
+        if extra.per_sample:
+            by_sample[extra.name] = place.tensor(np.concatenate(values))
+        else:
+            by_copy[extra.name] = place.tensor(np.stack(values))
+    return by_sample, by_copy
 
 
 def _fused(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Normalised:

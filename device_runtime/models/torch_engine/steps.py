@@ -2,7 +2,7 @@
 # mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from device_runtime.models.bundles.tensors import NO_TENSORS, Tensors
 from device_runtime.models.engines.base import Inputs
+from device_runtime.models.training.optimizer import Privacy
 
+from .copy_steps import Anchor
 from .place import TorchProcessor
 
 Rows = NDArray[np.integer[Any]]
@@ -24,7 +27,10 @@ class CopySamples:
     """Samples and steps of one copy: prepared x (n, *input), y (n, ..), and the indices of each step's batch.
 
     Copies whose x and y are the same objects share their memory. `counted`: the first step whose loss counts.
-    `batch`: samples of most steps, as a `trainer` is told them.
+    `batch`: samples of most steps, as a `trainer` is told them. `extras`: the objective's other inputs, those
+    by sample for all n samples, which the copy shares with no other then. `anchors`: of proximal terms.
+    `privacy`: each sample's gradient is clipped, and noise is added to their sum over the batch, which is
+    divided by `lot`.
     """
 
     x: SampleArray
@@ -32,6 +38,10 @@ class CopySamples:
     batches: Sequence[Rows]
     counted: int = 0
     batch: int = 0
+    extras: Tensors = field(default_factory=lambda: NO_TENSORS)
+    anchors: Sequence[Anchor] = ()
+    privacy: Privacy | None = None
+    lot: int = 1
 
 
 @dataclass(frozen=True)

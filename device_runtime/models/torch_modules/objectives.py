@@ -91,10 +91,20 @@ def moon(batch: ObjectiveBatch) -> Tensor:
 
     mu * mean(-log(exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau))))
     """
-    passed, extras = run(batch.subject, batch.x, batch.tensors), batch.extras
+    passed = run(batch.subject, batch.x, batch.tensors)
+    return mean_loss(batch, passed.logits) + batch.extras["mu"] * _contrast(passed, batch.extras).mean()
+
+
+def moon_of_samples(batch: ObjectiveBatch) -> Tensor:
+    """`moon` of each sample, (n,)."""
+    passed = run(batch.subject, batch.x, batch.tensors)
+    losses = batch.subject.loss(passed.logits, batch.y, batch.x)
+    return losses + batch.extras["mu"] * _contrast(passed, batch.extras)
+
+
+def _contrast(passed: ForwardPass, extras: Tensors) -> Tensor:
     similar = [_cosine(passed.features, extras[name]) for name in ("z_glob", "z_prev")]
-    closer = -functional.log_softmax(torch.stack(similar, 1) / extras["tau"], 1)[:, 0]
-    return mean_loss(batch, passed.logits) + extras["mu"] * closer.mean()
+    return -functional.log_softmax(torch.stack(similar, 1) / extras["tau"], 1)[:, 0]
 
 
 def distil(batch: ObjectiveBatch) -> Tensor:
@@ -243,6 +253,9 @@ OBJECTIVES: dict[str, Objective] = {
     "prototype": Objective(_prototype_extras, prototype),
     **{name: _above(name) for name in ABOVE},
 }
+
+SAMPLE_LOSSES: dict[str, Callable[[ObjectiveBatch], Tensor]] = {"moon": moon_of_samples}
+"""Objectives besides the loss alone that are a mean of losses of single samples, (n,)."""
 
 
 # Losses and gradients on one batch

@@ -6,22 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from device_runtime.device.engine.profiling import random_samples
 from device_runtime.models.available_engines.available import engine_choice, open_torch
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.stacked import StackedCopy, outline
-from device_runtime.models.bundles.tensors import Tensors, check
+from device_runtime.models.bundles.tensors import Flat, Tensors, check
 from device_runtime.models.errors import EngineError, ModelError, TensorError
-from device_runtime.models.training.optimizer import Sgd
+from device_runtime.models.training.optimizer import Adam, Sgd
 from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Run
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.terms.accountant import PrivacyError
+from device_runtime.strategies.terms.proximal import Proximal
 from device_runtime.strategies.training import local_training
 from device_runtime.strategies.training.local_training import HasTrainingPlan, TrainingPlan, TrainingResult
 
@@ -73,7 +75,8 @@ class _PlannedJob:
     def settings(self) -> tuple[object, ...]:
         """What has to be the same in copies that are trained together."""
         plan = self.plan
-        return plan.tunable, plan.objective, plan.optimizer, plan.clip_norm, plan.privacy is None
+        anchors = tuple(tuple(term.anchor) for term in plan.gradients if isinstance(term, Proximal))
+        return plan.tunable, plan.objective, plan.optimizer, plan.clip_norm, plan.privacy is None, anchors
 
 
 class BatchedNetworks:
@@ -90,6 +93,7 @@ class BatchedNetworks:
         self._manifest = self._bundle.manifest
         self._model: TorchModel | None = None
         self._loaded: Tensors | None = None
+        self._flat: dict[str, Flat] = {}
 
     @cached_property
     def together(self) -> int:
@@ -166,8 +170,9 @@ class BatchedNetworks:
             if why := self._objection(each.plan):
                 raise EngineError(f"{each.job.strategy.name} of {each.job.name} is trained alone: {why}")
         copies = [self._copy(each) for each in planned]
-        sgd = cast(Sgd, plan.optimizer)  # by `_objection`
-        learnt = train_many(self._opened(), plan.tunable, copies, sgd, plan.clip_norm)
+        learnt = train_many(
+            self._opened(), plan.tunable, copies, plan.optimizer, plan.clip_norm, plan.objective
+        )
         return [
             TrainingResult(each.plan, tensors, float(loss), each.plan.epochs)
             for each, tensors, loss in zip(planned, learnt.tensors, learnt.losses, strict=True)
@@ -178,18 +183,44 @@ class BatchedNetworks:
 
         plan, samples = planned.plan, planned.samples
         batches, counted = local_training.plan_batches(plan, planned.run)
-        rows, batch = [samples.rows[part] for part in batches], local_training.usual_batch(plan)
-        return CopySamples(samples.x, samples.y, rows, counted, batch)
+        x, y, rows = samples.x, samples.y, samples.rows
+        if extras := self._extras(plan, len(rows)):  # which are by sample of this device
+            x, y, rows = samples.local.x, samples.local.y, np.arange(len(rows))
+        return CopySamples(
+            x,
+            y,
+            [rows[part] for part in batches],
+            counted,
+            local_training.usual_batch(plan),
+            extras,
+            [(term.weight, term.anchor) for term in plan.gradients if isinstance(term, Proximal)],
+            plan.privacy,
+            min(plan.batch, len(plan.indices)),
+        )
+
+    def _extras(self, plan: TrainingPlan, samples: int) -> dict[str, NDArray[Any]]:
+        """The inputs of the plan's objective; those by sample for all samples, 0 where none is trained on."""
+        extras = dict(plan.extras(plan.indices))
+        for extra in self._manifest.graphs[f"{plan.objective}.{plan.tunable}"].extras:
+            if extra.per_sample:
+                rows = np.zeros((samples, *extra.shape), np.float32)
+                rows[plan.indices] = extras[extra.name]
+                extras[extra.name] = rows
+        return extras
 
     def _objection(self, plan: TrainingPlan) -> str:
         """Why copies are not trained together by this plan; empty if they are."""
+        from device_runtime.models.torch_engine.many import can_train
+
         graph = self._manifest.graphs.get(f"{plan.objective}.{plan.tunable}")
         if graph is None:
             return f"bundle {self._manifest.name} has no graph {plan.objective}.{plan.tunable}"
-        if not local_training.is_loss_only(plan):
-            return "its steps do not follow the bundle's loss alone"
-        if not isinstance(plan.optimizer, Sgd):
-            return f"its optimiser is {type(plan.optimizer).__name__}"
+        if own := [term for term in plan.gradients if not isinstance(term, Proximal)]:
+            return f"term {type(own[0]).__name__} adds gradients by its own code"
+        if not isinstance(plan.optimizer, (Sgd, Adam)):
+            return f"its optimiser is {type(plan.optimizer).__name__}, not SGD or Adam"
+        if not can_train(plan.objective):
+            return f"objective {plan.objective} is no mean of losses of single samples"
         if self._pays is None and not is_faster_together(self._inputs, self._member, plan.tunable):
             most = f"{PAYS_BELOW_FLOPS / 1e6:g} MFLOP"
             return f"a sample's step has {graph.flops / 1e6:.3g} MFLOP, and a CPU gains up to {most} only"
@@ -205,7 +236,14 @@ class BatchedNetworks:
         plans: HasTrainingPlan = job.strategy  # type: ignore[assignment]  # by `refusal`
         with own_code(type(job.strategy)):
             plan = plans.plan(self._opened(), samples.local, run)
+            for term in plan.gradients:
+                term.start(self._params(plan.tunable))
         return _PlannedJob(job, samples, run, plan)
+
+    def _params(self, tunable: str) -> Flat:
+        if tunable not in self._flat:
+            self._flat[tunable] = Flat(self._manifest.specs(tunable))
+        return self._flat[tunable]
 
     def _hold(self, base: Tensors) -> None:
         if base is not self._loaded:

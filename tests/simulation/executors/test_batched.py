@@ -1,7 +1,7 @@
 """The batched executor gives what the plain one gives, whatever is asked of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Source
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
+from device_runtime.models.training.optimizer import Adam
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.executors.batched import Batched
 from device_runtime.simulation.executors.batched_many import (
@@ -36,7 +37,7 @@ from device_runtime.strategies.kinds.few_shot import FewShot
 from device_runtime.strategies.kinds.peft import Peft
 from device_runtime.strategies.statistics import class_statistics, held_out, kind_statistics
 from device_runtime.strategies.terms.dp_sgd import DpSgd
-from device_runtime.strategies.terms.proximal import FedProx, FscProx
+from device_runtime.strategies.terms.proximal import FedProx
 
 SIZES = (23, 1, 40, 7, 64, 0, 12)
 """Device 1 has one sample, device 3 one class, device 5 nothing."""
@@ -343,9 +344,6 @@ def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(inputs,
         (inputs, None, full),
         (inputs, True, full),
         (on_torch, False, full),
-        (on_torch, True, FedAvg(epochs=1, batch=8, terms=(FedProx(0.1),))),
-        (on_torch, True, FedAvg(epochs=1, batch=8, terms=(FscProx(0.1),))),
-        (on_torch, True, FedAvg(epochs=1, batch=8, terms=(DpSgd(),))),
     ):
         watched = Watched(inputs_)
         results(Batched(inputs_, watched, networks=networks), bases, jobs(strategy, [1]))
@@ -365,6 +363,13 @@ LEARNT = {"epochs": 2, "lr": 0.05, "batch": 8}
         ("sparse", {}),
         *(("peft", {"tunable": tunable}) for tunable in ("bias", "lora", "head")),
         ("entropy-subset", {"shares": (0.5,)}),
+        ("full", {"terms": {"fedprox": {"mu": 0.5}}, "clip_norm": 0.1}),
+        ("full", {"terms": {"fscprox": {"mu": 0.5}}}),
+        ("full", {"terms": {"moon": {"mu": 2.0}, "fedprox": {"mu": 0.5}}}),
+        ("entropy-subset", {"shares": (0.5,), "terms": {"moon": {}}}),
+        ("full", {"terms": {"dp-sgd": {"epsilon": 20.0, "max_norm": 0.5}, "fedprox": {"mu": 0.5}}}),
+        ("peft", {"tunable": "lora", "terms": {"dp-sgd": {"epsilon": 20.0}}}),
+        ("width-slice", {"members": ("half",), "terms": {"fedprox": {"mu": 0.5}}}),
     ],
 )
 def test_kinds_that_train_by_a_plan_are_trained_together_on_torch(lesson, kind, settings):
@@ -399,6 +404,58 @@ def assert_trained_together(inputs: ExecutorInputs, kind: str, settings: dict[st
             np.testing.assert_allclose(update.memory[name], value, atol=1e-5, err_msg=name)
 
 
+def test_a_term_that_does_not_fit_fails_the_jobs_of_its_devices_alone(lesson):
+    form = registry.make("full", {**LEARNT, "terms": {"fscprox": {"mu": 0.5}}})
+    first = lesson.bases["1"]
+    bases = {"2": first, "2//aside": {FEW_SHOT + "head.bias": first["head.bias"][:3]}}
+    some_jobs = [replace(job, aside="2//aside" * (job.device == 1)) for job in jobs(form, [0, 1, 2], "2")]
+    inputs = replace(lesson.inputs, engine=EngineSettings("torch"))
+    updates = results(Batched(inputs, PlainExecutor(inputs), networks=True), bases, some_jobs)
+    assert [isinstance(update, FailedJob) for update in updates] == [False, True, False]
+    assert updates[1].why == "proximal anchor head.bias is float32 (3,), expected float32 (10,)"
+
+
+@dataclass(frozen=True)
+class ByAdam(FedAvg):
+    """A kind whose devices train by Adam."""
+
+    name = "by-adam"
+    decoupled: bool = False
+
+    def plan(self, model, data, run):
+        adam = Adam(lr=0.01, weight_decay=0.1, decoupled=self.decoupled)
+        return replace(super().plan(model, data, run), optimizer=adam)
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_own_kinds_by_adam_are_trained_together(lesson, decoupled):
+    inputs = replace(lesson.inputs, engine=EngineSettings("torch"))
+    watched, bases = Watched(inputs), {"1": lesson.bases["1"]}
+    some_jobs = jobs(ByAdam(**LEARNT, decoupled=decoupled), [0, 1, 2], "1")
+    updates = results(Batched(inputs, watched, networks=True), bases, some_jobs)
+    assert watched.calls == []
+    assert_alike(updates, results(watched.plain, bases, some_jobs))
+
+
+class OwnPull:
+    """A gradient term of one's own."""
+
+    def start(self, params):
+        return self
+
+    def add(self, params, grads):
+        grads.vector += 0.1
+
+
+class WithPull(FedAvg):
+    """A kind with a gradient term of its own."""
+
+    name = "with-pull"
+
+    def plan(self, model, data, run):
+        return replace(super().plan(model, data, run), gradients=(OwnPull(),))
+
+
 class OwnSteps(FedAvg):
     """A kind whose devices do something of their own."""
 
@@ -413,6 +470,7 @@ class OwnSteps(FedAvg):
     [
         (OwnSteps(epochs=1), "it trains by its own code, not by a plan"),
         (registry.make("zeroth-order"), "it trains by its own code, not by a plan"),
+        (WithPull(epochs=1), "term OwnPull adds gradients by its own code"),
         (FedAvg(epochs=1), "a sample's step has {} MFLOP, and a CPU gains up to 1 MFLOP only"),
     ],
 )
