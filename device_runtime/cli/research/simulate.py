@@ -92,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_format(parser)
     add_plugins(parser)
     add("--only", help=argparse.SUPPRESS)
+    add("--turn", type=_whole, help=argparse.SUPPRESS)
     task = parser.add_argument_group("settings of the task, over those of SCENARIO")
     add_settings(task, Task, NOT_SIMULATED, scenarios.TASK_DEFAULTS)
     add_settings(task, SharedSettings)
@@ -214,7 +215,7 @@ def _unwritable(error: OSError, folder: Path) -> SimulationError:
 
 def _run_options(options: argparse.Namespace) -> RunOptions:
     request = ExecutorRequest(options.executor, options.workers, options.address)
-    return RunOptions(request, trackers=tuple(options.track))
+    return RunOptions(request, trackers=tuple(options.track), turn=options.turn)
 
 
 def _view(missing: Sequence[RunName], plan: ComparisonPlan, options: argparse.Namespace) -> ProgressView:

@@ -121,6 +121,15 @@ def open_torch(
     )
 
 
+def in_turn(settings: EngineSettings, number: int) -> EngineSettings:
+    """The settings of process `number`, from 0, of several: `cuda` becomes one GPU of the machine in turn."""
+    if settings.device != "cuda" or not _installed("torch"):
+        return settings
+    from device_runtime.models.torch_engine.place import gpu_count
+
+    return replace(settings, device=f"cuda:{number % count}") if (count := gpu_count()) > 1 else settings
+
+
 def _onnxruntime() -> EngineChoice:
     if not _installed("onnxruntime"):
         return EngineChoice("onnxruntime", "", False, "not installed: pip install onnxruntime")

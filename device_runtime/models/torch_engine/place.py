@@ -24,11 +24,16 @@ def find_device(name: str) -> torch.device:
         return torch.device(name)
     if name.partition(":")[0] != "cuda":
         raise EngineError(f"device is {name!r}, the torch engine runs on cpu, cuda or cuda:N")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = gpu_count()
     index = name.partition(":")[2] or "0"
     if not (index.isdecimal() and int(index) < count):
         raise EngineError(f"device {name} is not available: torch {torch.__version__} sees {count} GPUs")
     return torch.device("cuda", int(index))
+
+
+def gpu_count() -> int:
+    """The number of GPUs that torch can use."""
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 @dataclass(frozen=True)

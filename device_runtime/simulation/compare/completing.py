@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.device.selection.choose import policy_named
+from device_runtime.models.available_engines.available import in_turn
 from device_runtime.models.errors import ModelError
 from device_runtime.models.networks.own import is_portable
 from device_runtime.profiles.measure import usable_cores
@@ -187,13 +188,15 @@ class RunOptions:
     """The wanted executor.
 
     `callbacks` are called in this process, in this order; then `trackers`, by the names of `tracker_named`.
-    `load`: as in `prepare`.
+    `load`: as in `prepare`. `turn`: the run's number among those at work, which take the machine's GPUs in
+    turn; None: it may use them all.
     """
 
     executor: ExecutorRequest
     callbacks: tuple[Callback, ...] = ()
     trackers: tuple[str, ...] = ()
     load: Load = data_sets.load
+    turn: int | None = None
 
 
 class CombinedObserver:
@@ -227,6 +230,9 @@ def perform(
     own = of_policy(scenario, name.policy)
     sha256 = fingerprint(own, name.seed)
     prepared = prepare(own, name.seed, how.load)
+    if how.turn is not None and how.executor.name != "ray":  # a cluster gives its workers their GPUs
+        inputs = prepared.inputs
+        prepared = replace(prepared, inputs=replace(inputs, engine=in_turn(inputs.engine, how.turn)))
     files = RunFiles(folder, lineage(own, name.seed))
     own = prepared.scenario  # with the members of its family
     used: list[str] = []

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
@@ -83,12 +84,14 @@ def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: Pro
     whys: dict[tuple[str, int], str] = {}
     troubles: dict[RunName, str] = {}
     at_work: dict[RunName, subprocess.Popen[bytes]] = {}
+    turns: dict[RunName, int] = {}  # a number that no other run at work has: its turn of the GPUs
     inbox: queue.SimpleQueue[_News] = queue.SimpleQueue()
     try:
         while waiting or at_work:
             while waiting and len(at_work) < children.parallel:
                 name = waiting.pop(0)
-                at_work[name] = _start(jobs[name], name, children, inbox)
+                turns[name] = next(turn for turn in count() if turn not in turns.values())
+                at_work[name] = _start(jobs[name], name, children, (inbox, turns[name]))
             news = inbox.get()
             if isinstance(news.message, RoundDone):
                 view.moved(news.name, news.message)
@@ -97,6 +100,7 @@ def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: Pro
             elif isinstance(news.message, RunFailed):
                 troubles[news.name] = news.message.why
             else:
+                del turns[news.name]
                 why = _verdict(at_work.pop(news.name), jobs[news.name].folder / LOG)
                 why = troubles.get(news.name) or why
                 view.ended(news.name, why)
@@ -109,11 +113,13 @@ def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: Pro
 
 
 def _start(
-    job: RunJob, name: RunName, children: ProcessOptions, inbox: queue.SimpleQueue[_News]
+    job: RunJob, name: RunName, children: ProcessOptions, place: tuple[queue.SimpleQueue[_News], int]
 ) -> subprocess.Popen[bytes]:
-    folder = job.folder
+    """Starts a run's process. `place`: where its messages go, and its turn of the machine's GPUs."""
+    folder, (inbox, turn) = job.folder, place
     folder.mkdir(parents=True, exist_ok=True)
     only = ["--run-dir", str(job.plan.folder), "--only", f"{job.name.policy}:{job.name.seed}"]
+    only += ["--turn", str(turn)] if job.plan.scenario.place == "cuda" and children.parallel > 1 else []
     threads = {variable: str(children.workers) for variable in THREADS if variable not in os.environ}
     beside = sys.path[0] or str(Path.cwd())  # modules beside the script that starts this
     paths = [*filter(None, [os.environ.get("PYTHONPATH", "")]), beside]

@@ -162,6 +162,7 @@ class Processes:
         inputs, (link, theirs) = self._inputs, Pipe()
         files = theirs.fileno(), self._bases.fd, self._results.fd
         arguments = WorkerInputs(
+            number,
             *files,
             bundle=str(inputs.bundle.path.absolute()),
             family={name: str(bundle.path.absolute()) for name, bundle in inputs.family.items()},

@@ -18,7 +18,7 @@ import numpy as np
 from device_runtime.broker.servers.dependent_process import end_when_alone
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.machine_readings import trim_heap
-from device_runtime.models.available_engines.available import open_model
+from device_runtime.models.available_engines.available import in_turn, open_model
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
@@ -76,11 +76,12 @@ class SharedMemory:
 
 
 class WorkerInputs(msgspec.Struct, frozen=True):
-    """The arguments of a worker: file descriptors, which it inherits, paths, and the engine.
+    """The arguments of a worker: its number, file descriptors, which it inherits, paths, and the engine.
 
     clients: the folder that `Clients.save` wrote; temporary: it is removed where the parent dies.
     """
 
+    number: int
     link: int
     bases: int
     results: int
@@ -149,8 +150,9 @@ class SimulationWorker:
         self._bases, self._results = SharedMemory(inputs.bases), SharedMemory(inputs.results)
         family = {name: Bundle.open(path) for name, path in inputs.family.items()}
         clients = Clients.open(Path(inputs.clients))
-        self._inputs = ExecutorInputs(Bundle.open(inputs.bundle), clients, inputs.engine, family)
-        self._models = {"": open_model(self._inputs.bundle, inputs.engine)}
+        engine = in_turn(inputs.engine, inputs.number)
+        self._inputs = ExecutorInputs(Bundle.open(inputs.bundle), clients, engine, family)
+        self._models = {"": open_model(self._inputs.bundle, engine)}
         self._versions: dict[str, tuple[int, ...]] = {}  # of the tensors that each model has loaded
         self._strategies: dict[tuple[str, bytes], AnyStrategy] = {}
         self._touched = 0

@@ -11,6 +11,7 @@ import os
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,8 @@ class RayWorker:
         return self._strategies[key]
 
 
+GPU_PARTS = 10_000
+"""The parts of a GPU that Ray tells apart."""
 START_S = 120.0
 """Seconds to wait for an answer of any worker, before a cluster without a ready worker is an error."""
 
@@ -159,15 +162,36 @@ class RayAnswer:
     why: str = ""
 
 
+def placement(workers: int, gpus: float) -> dict[str, Any]:
+    """Ray's options for each of `workers`: a core, and its share of a GPU where `gpus` of them are used.
+
+    The shares of a GPU are equal: 3 workers on 2 GPUs have half of one each.
+    """
+    options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+    if gpus:
+        options["num_gpus"] = floor(GPU_PARTS / ceil(workers / gpus)) / GPU_PARTS
+    return options
+
+
 class Cluster:
     """The workers of a Ray cluster by number, one a core, and the answers that they still owe."""
 
     def __init__(self, inputs: ExecutorInputs, address: str | None, cores: int | None) -> None:
-        """Joins the cluster at `address`, or starts one on this machine. Raises ExecutorError."""
+        """Joins the cluster at `address`, or starts one on this machine.
+
+        Raises ExecutorError, also for engines on `cuda` where no node has a GPU.
+        """
         self.ray = import_ray()
+        self._actors: dict[int, Any] = {}
+        self._arguments: list[Any] = []
+        self._flying: dict[Any, tuple[int, int]] = {}  # answers on their way: worker and ticket
         self._own = not self.ray.is_initialized()
         if self._own:
             self._join(address, cores)
+        self._on_gpus = inputs.engine.device == "cuda"
+        if self._on_gpus and not self.gpus():
+            self.close()
+            raise ExecutorError("device is cuda, and no node of the Ray cluster has a GPU")
         clients = inputs.clients
         arrays = (clients.x, clients.y, clients.order, clients.offsets)
         bundles = (np.frombuffer(bundle.packed(), np.uint8) for bundle in inputs.bundles.values())
@@ -175,19 +199,31 @@ class Cluster:
             msgspec.msgpack.encode(RayInputs(inputs.engine, tuple(inputs.family))),
             *(self.ray.put(np.asarray(array)) for array in (*arrays, *bundles)),
         ]
-        self._actors: dict[int, Any] = {}
-        self._flying: dict[Any, tuple[int, int]] = {}  # answers on their way: worker and ticket
         self._numbers = 0
 
     def cores(self) -> int:
         """The cores of all nodes that are alive."""
-        nodes = [node for node in self.ray.nodes() if node["Alive"]]
-        return int(sum(node["Resources"].get("CPU", 0) for node in nodes))
+        return self._total("CPU")
 
-    def start_worker(self) -> int:
-        """Asks for a worker; it answers with ticket -1 when a core is free and it has started."""
+    def gpus(self) -> int:
+        """The GPUs of all nodes that are alive."""
+        return self._total("GPU")
+
+    def places(self) -> int:
+        """How many workers there should be if no number is given, 1 or more: one a core, or one a GPU."""
+        return max(1, self.gpus() if self._on_gpus else self.cores())
+
+    def _total(self, resource: str) -> int:
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        return int(sum(node["Resources"].get(resource, 0) for node in nodes))
+
+    def start_worker(self, workers: int) -> int:
+        """Asks for one of `workers`; it answers with ticket -1 when a core is free and it has started.
+
+        On `cuda` Ray shows it one GPU of its node, so that `cuda` is another GPU for each.
+        """
         self._numbers += 1
-        placed = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        placed = placement(workers, self.gpus() if self._on_gpus else 0)
         if own := plugins.sources():
             placed["runtime_env"] = {"env_vars": {plugins.VARIABLE: json.dumps(own)}}
         actor = self._actors[self._numbers] = self.ray.remote(RayWorker).options(**placed).remote()

@@ -114,10 +114,10 @@ class RayExecutor:
                 return  # others have the cores; the workers that are ready begin
 
     def _start_workers(self) -> None:
-        """Asks for workers up to the wanted number, or up to the cluster's present cores."""
-        target = self._worker_count or max(1, self._cluster.cores())
+        """Asks for workers up to the wanted number, or up to the cluster's present cores or GPUs."""
+        target = self._worker_count or self._cluster.places()
         for _ in range(target - len(self._load) - len(self._coming)):
-            self._coming.add(self._cluster.start_worker())
+            self._coming.add(self._cluster.start_worker(target))
 
     def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> _Running:
         if not self._end.alive:
@@ -209,7 +209,7 @@ class RayExecutor:
         if worker in self._load:
             del self._load[worker]
             self._cluster.remove_worker(worker)
-            self._coming.add(self._cluster.start_worker())
+            self._coming.add(self._cluster.start_worker(self._worker_count or self._cluster.places()))
 
     def _again(self, going: _Running, number: int, why: str) -> None:
         going.losses[number] += 1

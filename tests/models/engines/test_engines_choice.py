@@ -10,6 +10,7 @@ from device_runtime.models.available_engines.available import (
     EngineSettings,
     engine_choice,
     engine_choices,
+    in_turn,
     open_model,
 )
 from device_runtime.models.available_engines.onnx_engine import OnnxModel
@@ -108,3 +109,14 @@ def test_choosing_imports_no_engine():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_processes_of_a_machine_take_its_gpus_in_turn(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr("device_runtime.models.torch_engine.place.gpu_count", lambda: 2)
+    places = [in_turn(EngineSettings("torch", device="cuda"), number).device for number in range(3)]
+    assert places == ["cuda:0", "cuda:1", "cuda:0"]
+    for device in ("cpu", "cuda:1"):
+        assert in_turn(EngineSettings("torch", device=device), 2).device == device
+    monkeypatch.setattr("device_runtime.models.torch_engine.place.gpu_count", lambda: 1)
+    assert in_turn(EngineSettings("torch", device="cuda"), 2).device == "cuda"

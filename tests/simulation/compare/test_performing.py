@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from device_runtime.broker.wire import durable_files
-from device_runtime.simulation.compare import run_folder
+from device_runtime.models.errors import EngineError
+from device_runtime.simulation.compare import completing, run_folder
 from device_runtime.simulation.compare.completing import RunOptions, perform
 from device_runtime.simulation.compare.figures import read_run
 from device_runtime.simulation.compare.run_folder import RunName, fingerprint, finished, info_of, lineage
@@ -120,6 +121,12 @@ def test_what_was_stopped_under_another_scenario_begins_again(whole, tmp_path, m
         perform(other, NAME, tmp_path, HOW, Stops())
     perform(SMALL, NAME, tmp_path, HOW, NullObserver())
     assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
+
+
+def test_a_run_among_others_takes_its_turn_of_the_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(completing, "in_turn", lambda engine, turn: replace(engine, engine=f"turn-{turn}"))
+    with pytest.raises(EngineError, match="there is no engine 'turn-3'"):
+        perform(SMALL, NAME, tmp_path, replace(HOW, turn=3), NullObserver())
 
 
 def test_an_unfinished_run_is_not_read(tmp_path):

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+import msgspec
 import pytest
 
 from device_runtime.simulation.compare import running
@@ -87,6 +88,23 @@ def test_no_more_run_at_once_than_asked_for(plan, stand_in, tmp_path):
         "time.sleep(0.05); os.rmdir(path)"
     )
     run_all(plan, plan.names, ProcessOptions((), parallel=1), Noted())
+
+
+def test_runs_on_gpus_have_numbers_that_no_other_run_at_work_has(plan, stand_in, tmp_path):
+    """The second waits until the third has begun, which can only have the number of the first."""
+    stand_in(
+        "name, turn = sys.argv[sys.argv.index('--only') + 1], sys.argv[sys.argv.index('--turn') + 1]\n"
+        f"open({str(tmp_path)!r} + '/' + name, 'w').write(turn)\n"
+        f"while name == 'choose:1' and not os.path.exists({str(tmp_path)!r} + '/drop:0'):\n"
+        "    time.sleep(0.01)"
+    )
+    names = [RunName("choose", 0), RunName("choose", 1), RunName("drop", 0)]
+    on_gpus = ComparisonPlan(
+        msgspec.structs.replace(plan.scenario, place="cuda"), plan.comparison, plan.folder
+    )
+    run_all(on_gpus, names, ProcessOptions((), parallel=2), Noted())
+    turns = [(tmp_path / name).read_text() for name in ("choose:0", "choose:1", "drop:0")]
+    assert turns == ["0", "1", "0"]
 
 
 def test_one_that_fails_lets_the_others_go_on_and_is_named(plan, stand_in):

@@ -20,8 +20,10 @@ from device_runtime.models.bundles.tensors import TensorError
 from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.errors import ExecutorError
+from device_runtime.simulation.executors import processes_worker
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
 from device_runtime.simulation.executors.processes import Processes
+from device_runtime.simulation.executors.processes_worker import SimulationWorker, WorkerInputs
 from device_runtime.strategies.interface.device_half import FEW_SHOT
 from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds.fedavg import FedAvg
@@ -151,6 +153,17 @@ def test_more_jobs_than_there_is_room_for_results_come_in_their_order(inputs, ba
         assert os.fstat(executor._results.fd).st_size == 3 * mmap.PAGESIZE
     finally:
         executor.close()
+
+
+def test_a_worker_takes_the_gpu_of_its_number(inputs, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(processes_worker, "in_turn", lambda engine, number: (engine.device, number))
+    monkeypatch.setattr(processes_worker, "open_model", lambda bundle, engine: opened.append(engine))
+    inputs.clients.save(tmp_path)
+    engine = EngineSettings("torch", device="cuda")
+    places = {"bundle": str(inputs.bundle.path), "family": {}, "clients": str(tmp_path), "temporary": False}
+    SimulationWorker(WorkerInputs(3, link=-1, bases=-1, results=-1, **places, engine=engine))
+    assert opened == [("cuda", 3)]
 
 
 def test_a_run_of_no_jobs_gives_nothing(executor, bases):

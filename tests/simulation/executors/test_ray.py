@@ -14,7 +14,7 @@ from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
 from device_runtime.simulation.executors.packing import error_of, read_reply
-from device_runtime.simulation.executors.ray_cluster import RayInputs, RayWorker
+from device_runtime.simulation.executors.ray_cluster import RayInputs, RayWorker, placement
 from device_runtime.simulation.executors.ray_executor import RayExecutor
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
@@ -94,6 +94,20 @@ def test_without_ray_it_is_said_what_to_install(inputs, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ExecutorError, match=r"pip install 'device-runtime\[ray\]'"):
         RayExecutor(inputs)
+
+
+def test_workers_on_gpus_have_equal_shares_of_them():
+    """3 workers on 2 GPUs: two on one of them, as a third of both would put them all on the first."""
+    shares = [placement(workers, gpus).get("num_gpus") for workers, gpus in ((4, 4), (3, 2), (2, 4), (7, 1))]
+    assert shares == [1.0, 0.5, 1.0, 0.1428]
+    assert "num_gpus" not in placement(4, 0)
+
+
+@with_ray
+def test_a_cluster_without_a_gpu_says_so(inputs):
+    pytest.importorskip("torch")
+    with pytest.raises(ExecutorError, match="device is cuda, and no node of the Ray cluster has a GPU"):
+        RayExecutor(replace(inputs, engine=EngineSettings("torch", device="cuda")), workers=1)
 
 
 def test_no_workers_are_refused(inputs):
