@@ -20,16 +20,18 @@ MANY, BATCHED = "device_runtime.models.torch_engine.many", f"{SIMULATION}.execut
 PARTS: dict[str, tuple[str, ...]] = {
     "choosing": (
         f"{SIMULATION}.clock.sampling:DeviceSampler.ask",
-        f"{BATCHED}:_plan",
+        f"{BATCHED}:BatchedNetworks._planned",
         f"{STRATEGIES}.training.local_training:plan_batches",
     ),
     "samples": (
         f"{SIMULATION}.data.loading:Clients.local",
-        f"{MANY}:_Training._batch",
+        f"{SIMULATION}.executors.fleet_samples:FleetSamples.of",
+        f"{MANY}:_pooled",
+        f"{MANY}:planned_steps",
         "device_runtime.models.torch_engine.place:TorchProcessor.tensor",
     ),
     "steps": (f"{MANY}:train_many", f"{MANY}:_Training.run", f"{SIMULATION}.executors.job:train"),
-    "results": (f"{MANY}:_Training.tensors", f"{MANY}:_Training.mean_losses"),
+    "results": (f"{MANY}:_Training.mean_losses", f"{COPIES}.fetched"),
     "checks": (f"{BATCHED}:check", "device_runtime.aggregator.intake.check:update_refusal"),
     "fold": ("device_runtime.aggregator.merging.merge_round:RoundMerge.merged",),
     "evaluation": (f"{SIMULATION}.rounds.learning:RoundEvaluator.__call__",),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from device_runtime.models.bundles import bundle as bundles
@@ -12,6 +14,7 @@ from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.targets import NORMAL, targets_of
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.network_factory import check_torch
+from device_runtime.simulation.data import DataSpec, files, load
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,6 +112,52 @@ def export(
         pretrained=pretrained,
     )
     return write(module, spec, folder)
+
+
+def export_for(module: nn.Module, data: DataSpec) -> Bundle:
+    """Exports a network for the samples of a simulation, into the cache folder of this user.
+
+    The samples go to the network as they are, as float32. Class numbers are trained by cross-entropy, numbers
+    in columns by mse. Batch norms follow the batches. The same network has the same bundle in the same place.
+    Raises as `export` does, DataSetError, and OSError.
+    """
+    check_torch()
+    from torch import nn
+
+    from device_runtime.models.torch_modules.functional_module import batch_norms
+    from device_runtime.models.torch_modules.parameters import find_head
+
+    name = type(module).__name__
+    samples = load(data, 0)
+    if any(isinstance(part, nn.Embedding) for part in module.modules()):
+        raise ExportError(
+            f"{name} takes token ids: export it with dr.export(.., input=dr.InputSpec(.., vocabulary=N)), "
+            "and simulate the bundle"
+        )
+    outputs, labels = module.get_submodule(find_head(module, None)).out_features, samples.labels
+    numbered = labels == tuple(map(str, range(len(labels))))
+    if numbered and not samples.has_columns and len(labels) < outputs:  # no sample has the last classes
+        labels = tuple(map(str, range(outputs)))
+    if len(labels) != outputs:
+        what = "columns of targets" if samples.has_columns else "classes"
+        raise ExportError(f"{name} has {outputs} outputs, and the samples have {len(labels)} {what}")
+    home = files.folder()
+    home.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="network.", dir=home) as making:
+        bundle = export(
+            module,
+            Path(making) / name.lower(),
+            input=samples.train_x.shape[1:],
+            labels=labels,
+            loss="mse" if samples.has_columns else "cross-entropy",
+            batchnorm="training" if batch_norms(module) else "frozen",
+        )
+        place = home / f"network-{bundle.sha256[:32]}"
+        if not place.exists():
+            with suppress(FileExistsError):  # of another process that makes it at once
+                Path(making).rename(place)
+                Path(making).mkdir()
+    return Bundle.open(place / name.lower())
 
 
 def _input(

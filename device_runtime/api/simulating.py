@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,7 +21,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.device.selection.choose import ChoicePolicy
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
-from device_runtime.models.networks.own import is_portable, source_of
+from device_runtime.models.networks.own import is_portable, own_network, source_of
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation.compare.completing import (
@@ -43,8 +44,12 @@ from device_runtime.simulation.scenarios.scenario import Scenario
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry
 
+from .exporting import export_for
 from .progress import view_of
 from .result import ComparedFolders, SimulationResult
+
+if TYPE_CHECKING:
+    from torch import nn
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +57,14 @@ Kind = str | AnyStrategy | tuple[str, Mapping[str, Any]] | KindSettings
 """A kind of update: its name, an instance of its class, a name with settings, or an entry of a task."""
 Policy = str | type[ChoicePolicy]
 """A policy: its name, or a class of one's own by which devices choose among updates."""
+PRESET = "digits"
+"""The task that is simulated if none is given."""
 FLEET = "mixed"
 """The fleet of a task that is given none."""
 
 
 def simulate(
-    task: Scenario | Task | Bundle | str | Path = "digits",
+    task: Scenario | Task | Bundle | str | Path | nn.Module = PRESET,
     *,
     fleet: FleetSpec | str | Path | None = None,
     data: DataSpec | None = None,
@@ -77,7 +84,9 @@ def simulate(
     """Simulates a fleet on virtual time, with real training; the same arguments give the same figures.
 
     task: what is learnt: a Task; a bundle, its folder, or the name of one that is shipped; a Scenario, its
-    file, or the name of a preset. The arguments below stand over those of a scenario.
+    file, or the name of a preset; or an nn.Module, which is exported for `data`: samples go to it as they
+    are, class numbers are trained by cross-entropy, columns by mse (`dr.export` has more settings, and other
+    losses). The arguments below stand over those of a scenario.
     fleet: the devices: a Fleet, a TOML file or the name of a preset (default: mixed).
     data: the samples, as `device_runtime.data` names them (default: digits).
     policies: ways to run the task, to be compared: mixed (every device sends the richest update that it can
@@ -87,8 +96,9 @@ def simulate(
     seeds: run with seeds 0 to `seeds` - 1 (default: 1). devices: in the fleet (default: 100).
     rounds: of the task (default: as a Task or Scenario says, 20 of a bundle).
     module: the network of a bundle of own code, by which torch trains it, on a GPU too: the nn.Module that
-    was exported, a function that gives it, or "FILE.py:NAME" (or "PACKAGE.MODULE:NAME"). Only a text means
-    the same to other processes: all runs and devices of a module or function are trained in this one.
+    was exported, a function that gives it, or "FILE.py:NAME" (or "PACKAGE.MODULE:NAME"). Without a task it is
+    exported, as an nn.Module in place of one is. Only a text means the same to other processes: all runs and
+    devices of a module or function are trained in this one.
     device: cpu or, by torch, cuda or cuda:N (default: as a Scenario says, cpu).
     callbacks: are called in this process, where all runs are then done.
     run_dir: keep the runs here, and go on with those that were stopped; None: they go with the result.
@@ -110,6 +120,7 @@ def simulate(
             "simulate was called while another process loaded this file for its classes: "
             'put the call below `if __name__ == "__main__":`'
         )
+    task, module = _exported(task, module, data, device)
     scenario = scenario_of(task, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
     run = RunOptions(request, callbacks=tuple(callbacks))
@@ -219,6 +230,34 @@ def _completed(
     if failed is not None:
         warnings.warn(f"left out: {', '.join(done.without)} ({failed})", RuntimeWarning, stacklevel=3)
     return done
+
+
+def _exported(
+    task: Scenario | Task | Bundle | str | Path | nn.Module,
+    module: Callable[..., Any] | str | None,
+    data: DataSpec | None,
+    device: str | None,
+) -> tuple[Scenario | Task | Bundle | str | Path, Callable[..., Any] | str | None]:
+    """The task and the module to train; of a network in place of a task, the bundle that it is exported as.
+
+    It is trained by torch where it is given as `module`, and on another device than the CPU. Raises as
+    `export_for` does, and ScenarioError.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(task, torch.nn.Module):
+        if module is None or task != PRESET:
+            return task, module
+        network: Any = module
+    elif module is not None:
+        raise ScenarioError("task is a network, and module another one: leave one of them out")
+    else:
+        network, module = task, task if (device or "cpu") != "cpu" else None
+    if data is None:
+        raise ScenarioError(
+            "a network of one's own needs data: data=device_runtime.data.arrays(x, y), or others"
+        )
+    with source_of(network) as source:
+        return export_for(own_network(source, {}), data), module
 
 
 def _on(scenario: Scenario, module: str, device: str | None) -> Scenario:

@@ -168,3 +168,73 @@ def test_a_network_that_vmap_cannot_run_is_trained_one_device_after_another(fold
     network = own_network("net.py:ready", {})
     monkeypatch.setattr(type(network.act), "forward", lambda _, x: x * x.detach().sum().item())
     assert BatchedNetworks(inputs).refusal(kind).startswith("their copies cannot run together (torch, ")
+
+
+ROWS = np.random.default_rng(1).standard_normal((120, 6))
+"""Samples of three classes: the largest of the first three columns."""
+ALONE = {key: value for key, value in SMALL.items() if key != "data"}
+
+
+def linear(outputs: int = 3, inputs: int = 6):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(inputs, outputs))
+
+
+@pytest.fixture
+def classes(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return dr.data.arrays(ROWS, ROWS[:, :3].argmax(1), partition="iid")
+
+
+@pytest.mark.slow
+def test_a_network_in_place_of_a_task_is_exported_for_the_data_and_gives_the_same_again(classes, tmp_path):
+    first = dr.simulate(linear(), data=classes, run_dir=tmp_path / "first", **ALONE).runs[0]
+    again = dr.simulate(linear(), data=classes, run_dir=tmp_path / "again", **ALONE).runs[0]
+    model, same_model = (load_file(run.folder / "served.safetensors") for run in (first, again))
+    assert all(np.array_equal(model[name], same_model[name]) for name in model)
+    longer = dr.simulate(linear(), data=classes, run_dir=tmp_path / "first", **{**ALONE, "rounds": 3}).runs[0]
+    assert longer.accuracy[:2].tolist() == first.accuracy.tolist()
+    other = linear()
+    with torch.no_grad():
+        other[0].bias += 1.0
+    with pytest.raises(ScenarioError, match="holds another scenario .task.bundle is "):
+        dr.simulate(other, data=classes, run_dir=tmp_path / "first", **ALONE)
+
+
+def test_a_module_without_a_task_is_exported_and_trained_by_torch(classes):
+    by_graphs, by_torch = (
+        load_file(dr.simulate(**arguments, data=classes, **ALONE).runs[0].folder / "served.safetensors")
+        for arguments in ({"task": linear()}, {"module": linear()})
+    )
+    assert_close(by_torch, by_graphs)
+
+
+def test_numbers_as_targets_are_trained_by_squared_errors(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    result = dr.simulate(linear(2), data=dr.data.arrays(ROWS, ROWS[:, :2]), **ALONE)
+    assert "R2" in result.table()
+
+
+@pytest.mark.parametrize(
+    ("network", "error", "message"),
+    [
+        (linear(2), ExportError, "Sequential has 2 outputs, and the samples have 3 classes"),
+        (linear(3, inputs=5), ExportError, r"fails on \(4, 6\): mat1 and mat2 shapes"),
+        (torch.nn.ReLU(), ExportError, "ReLU has no nn.Linear, which the head must be"),
+        (
+            torch.nn.Sequential(torch.nn.Embedding(9, 2), torch.nn.Linear(2, 3)),
+            ExportError,
+            "takes token ids",
+        ),
+    ],
+)
+def test_a_network_that_does_not_fit_the_samples_is_refused(classes, network, error, message):
+    with pytest.raises(error, match=message):
+        dr.simulate(network, data=classes, **ALONE)
+
+
+def test_a_network_alone_needs_data_and_no_module():
+    with pytest.raises(ScenarioError, match=r"a network of one's own needs data: data=device_runtime.data"):
+        dr.simulate(linear(), **ALONE)
+    with pytest.raises(ScenarioError, match="task is a network, and module another one"):
+        dr.simulate(linear(), module=linear(), data=dr.data.digits(), **ALONE)
