@@ -62,10 +62,9 @@ from device_runtime.profiles.measure import usable_cores
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.executors.batched import Batched
 from device_runtime.simulation.executors.choice import ExecutorRequest, make
-from device_runtime.simulation.executors.job import Executor, ExecutorInputs, PlainExecutor, TrainingJob
-from device_runtime.simulation.history.records import AskRecord, NullObserver, SimulatedRound
+from device_runtime.simulation.executors.job import Executor, ExecutorInputs, PlainExecutor
+from device_runtime.simulation.history.records import NullObserver, SimulatedRound
 from device_runtime.simulation.rounds.run import PreparedRun, simulate
-from device_runtime.strategies.interface.device_half import Update
 
 WARM, PROFILED, TESTS = 2, 3, 500
 BATCH, LR = 10, 0.01
@@ -153,7 +152,7 @@ class Machine:
 
             torch.cuda.synchronize(self.device)
 
-    def held_bytes(self, peak: bool = False) -> int:
+    def allocated_bytes(self, peak: bool = False) -> int:
         """The memory of the GPU that torch holds, or held at most since `forget_peak`; 0 on a CPU."""
         if not self.on_gpu:
             return 0
@@ -223,34 +222,28 @@ def clients_of(row: Row) -> Clients:
     return Clients.of(x, y, list(np.arange(count).reshape(row.devices, row.samples)))
 
 
-class Turns(NullObserver):
+class Turns(ours.Marks):
     """Takes the time of each round of ours, and gives each peer a round after it.
 
     The first WARM rounds of ours are alone, so that the GPU's memory is that of ours; the last are profiled.
     """
 
     def __init__(self, row: Row, machine: Machine, inputs: ExecutorInputs, figures: Figures) -> None:
+        super().__init__([])
         self._row, self._machine, self._inputs, self.figures = row, machine, inputs, figures
         self._rng = np.random.default_rng(SEED)
         self._peers: dict[str, Any] = {}
         self._profile, self._patches = RoundProfile(machine.settle), ExitStack()
         self._profiled_s = 0.0
         machine.forget_peak()
-        self._bytes_before, self._began = machine.held_bytes(), time.perf_counter()
-
-    def asked(self, ask: AskRecord) -> None:
-        if ask.fate not in ("counted", "unheard"):
-            raise RuntimeError(f"{ask.device} in round {ask.round}: {ask.fate}, {ask.why}")
-
-    def trained(self, job: TrainingJob, update: Update) -> None:
-        """Needs no more than the time."""
+        self._allocated, self._began = machine.allocated_bytes(), time.perf_counter()
 
     def closed(self, line: SimulatedRound) -> None:
         self._machine.settle()
         took_s = time.perf_counter() - self._began
         counted = line.round - WARM
         if counted == 0:
-            self.figures.bytes[OURS] = self._machine.held_bytes(peak=True) - self._bytes_before
+            self.figures.bytes[OURS] = self._machine.allocated_bytes(peak=True) - self._allocated
             self._open_peers()
         elif 0 < counted <= self._machine.rounds:
             self.figures.seconds[OURS].append(took_s)
@@ -285,7 +278,7 @@ class Turns(NullObserver):
 
         for name, kind in ((VMAP, Vmapped), (LOOP, OneByOne)):
             self._machine.forget_peak()
-            before = self._machine.held_bytes()
+            before = self._machine.allocated_bytes()
             try:
                 peer = kind(self._bare_job())
                 peer.round(self._cohort())
@@ -293,7 +286,7 @@ class Turns(NullObserver):
                 self.figures.failed.append(f"{name}: {str(error).splitlines()[0]}")
                 continue
             self._peers[name] = peer
-            self.figures.bytes[name] = self._machine.held_bytes(peak=True) - before
+            self.figures.bytes[name] = self._machine.allocated_bytes(peak=True) - before
 
     def _bare_job(self) -> Any:
         import torch
@@ -402,8 +395,8 @@ def cells(name: str, row: Row, figures: Figures) -> dict[str, str]:
 
 def ratio(row: Row, figures: Figures) -> float | None:
     """Ours over the peer of the goal."""
-    ours, other = figures.ms(OURS), figures.ms(row.against)
-    return ours / other if ours and other else None
+    ours_ms, peer_ms = figures.ms(OURS), figures.ms(row.against)
+    return ours_ms / peer_ms if ours_ms and peer_ms else None
 
 
 def _number(ms: float | None) -> str:
@@ -427,7 +420,7 @@ def all_figures(names: list[str], machine: Machine) -> Iterator[tuple[str, Row, 
         yield name, row, figures
 
 
-def report(machine: Machine, lines: list[tuple[str, Row, Figures]]) -> str:
+def summary(machine: Machine, lines: list[tuple[str, Row, Figures]]) -> str:
     """A sentence, the table, where the time goes, and a line for all that could not run."""
     precision = machine.precision
     where = f"{processor_of(machine.device)}, torch {metadata.version('torch')}, {precision}"
@@ -521,7 +514,7 @@ def main() -> int:
         lines.append(line)
         if options.out:
             options.out.write_text(written(machine, lines))
-    print(report(machine, lines))
+    print(summary(machine, lines))
     return 0
 
 

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 SIMULATION, STRATEGIES = "device_runtime.simulation", "device_runtime.strategies"
 MANY, BATCHED = "device_runtime.models.torch_engine.many", f"{SIMULATION}.executors.batched_many"
+COPIES = "device_runtime.models.torch_engine.copies:TorchCopies"
 PARTS: dict[str, tuple[str, ...]] = {
     "choosing": (
         f"{SIMULATION}.clock.sampling:DeviceSampler.ask",
@@ -32,8 +33,12 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "steps": (f"{MANY}:train_many", f"{MANY}:_Training.run", f"{SIMULATION}.executors.job:train"),
     "results": (f"{MANY}:_Training.mean_losses", f"{COPIES}.fetched"),
-    "checks": (f"{BATCHED}:check", "device_runtime.aggregator.intake.check:update_refusal"),
-    "fold": ("device_runtime.aggregator.merging.merge_round:RoundMerge.merged",),
+    "checks": (f"{BATCHED}:BatchedNetworks.train", "device_runtime.aggregator.intake.check:update_refusal"),
+    "fold": (
+        "device_runtime.aggregator.merging.merge_round:RoundMerge.merged",
+        f"{COPIES}.sums",
+        f"{COPIES}.squares",
+    ),
     "evaluation": (f"{SIMULATION}.rounds.learning:RoundEvaluator.__call__",),
 }
 """The functions of each part, as "MODULE:NAME"."""

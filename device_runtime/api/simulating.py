@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -48,9 +48,6 @@ from .exporting import export_for
 from .progress import view_of
 from .result import ComparedFolders, SimulationResult
 
-if TYPE_CHECKING:
-    from torch import nn
-
 log = logging.getLogger(__name__)
 
 Kind = str | AnyStrategy | tuple[str, Mapping[str, Any]] | KindSettings
@@ -64,7 +61,7 @@ FLEET = "mixed"
 
 
 def simulate(
-    task: Scenario | Task | Bundle | str | Path | nn.Module = PRESET,
+    task: Scenario | Task | Bundle | str | Path | Callable[..., Any] = PRESET,
     *,
     fleet: FleetSpec | str | Path | None = None,
     data: DataSpec | None = None,
@@ -233,7 +230,7 @@ def _completed(
 
 
 def _exported(
-    task: Scenario | Task | Bundle | str | Path | nn.Module,
+    task: Scenario | Task | Bundle | str | Path | Callable[..., Any],
     module: Callable[..., Any] | str | None,
     data: DataSpec | None,
     device: str | None,
