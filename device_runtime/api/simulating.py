@@ -117,8 +117,8 @@ def simulate(
             "simulate was called while another process loaded this file for its classes: "
             'put the call below `if __name__ == "__main__":`'
         )
-    task, module = _exported(task, module, data, device)
-    scenario = scenario_of(task, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
+    learnt, module = _exported(task, module, data, device)
+    scenario = scenario_of(learnt, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
     run = RunOptions(request, callbacks=tuple(callbacks))
     named = None if policies is None else tuple(dict.fromkeys(_names(policies)))
@@ -234,7 +234,7 @@ def _exported(
     module: Callable[..., Any] | str | None,
     data: DataSpec | None,
     device: str | None,
-) -> tuple[Scenario | Task | Bundle | str | Path, Callable[..., Any] | str | None]:
+) -> tuple[Any, Callable[..., Any] | str | None]:
     """The task and the module to train; of a network in place of a task, the bundle that it is exported as.
 
     It is trained by torch where it is given as `module`, and on another device than the CPU. Raises as
@@ -271,7 +271,9 @@ def _scenario(task: Scenario | Task | Bundle | str | Path) -> Scenario:
     if isinstance(task, Bundle):
         return _of_bundle(task.path)
     if not isinstance(task, str | Path):
-        raise ScenarioError(f"task is {task!r}, expected a Task, a Scenario, a bundle, or the name of one")
+        raise ScenarioError(
+            f"task is {task!r}, expected a Task, a Scenario, a bundle, the name of one, or an nn.Module"
+        )
     names = (*scenarios.preset_names(), *fleets.preset_names())
     if str(task) in names or Path(task).suffix == ".toml":
         return scenarios.load(task)
