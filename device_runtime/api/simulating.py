@@ -21,6 +21,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.device.selection.choose import ChoicePolicy
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.networks.own import is_portable, own_network, source_of
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
@@ -72,6 +73,7 @@ def simulate(
     rounds: int | None = None,
     module: Callable[..., Any] | str | None = None,
     device: str | None = None,
+    precision: str | None = None,
     callbacks: Sequence[Callback] = (),
     run_dir: str | Path | None = None,
     executor: ExecutorRequest | str = "auto",
@@ -97,6 +99,7 @@ def simulate(
     exported, as an nn.Module in place of one is. Only a text means the same to other processes: all runs and
     devices of a module or function are trained in this one.
     device: cpu or, by torch, cuda or cuda:N (default: as a Scenario says, cpu).
+    precision: of training: float32 or, by torch, bf16, on a GPU tf32 (default: as a Scenario says, float32).
     callbacks: are called in this process, where all runs are then done.
     run_dir: keep the runs here, and go on with those that were stopped; None: they go with the result.
     executor: how the devices' models are trained: auto, plain, batched, processes or ray.
@@ -117,7 +120,8 @@ def simulate(
             "simulate was called while another process loaded this file for its classes: "
             'put the call below `if __name__ == "__main__":`'
         )
-    learnt, module = _exported(task, module, data, device)
+    by_torch = EngineSettings(precision=precision or "float32", device=device or "cpu").for_torch
+    learnt, module = _exported(task, module, data, by_torch)
     scenario = scenario_of(learnt, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
     run = RunOptions(request, callbacks=tuple(callbacks))
@@ -131,7 +135,7 @@ def simulate(
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="device-runtime-"))
     try:
         with source_of("" if module is None else module) as source:
-            scenario = _on(scenario, source, device)
+            scenario = _on(scenario, source, device, precision)
             plan = planned(scenario, selection, folder)
             done = _completed(plan, run, _count("parallel", parallel), progress)
         return SimulationResult(done, temporary=run_dir is None)
@@ -233,12 +237,12 @@ def _exported(
     task: Scenario | Task | Bundle | str | Path | Callable[..., Any],
     module: Callable[..., Any] | str | None,
     data: DataSpec | None,
-    device: str | None,
+    by_torch: bool,
 ) -> tuple[Any, Callable[..., Any] | str | None]:
     """The task and the module to train; of a network in place of a task, the bundle that it is exported as.
 
-    It is trained by torch where it is given as `module`, and on another device than the CPU. Raises as
-    `export_for` does, and ScenarioError.
+    It is trained by torch where it is given as `module`, and with `by_torch`. Raises as `export_for` does, and
+    ScenarioError.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(task, torch.nn.Module):
@@ -248,7 +252,7 @@ def _exported(
     elif module is not None:
         raise ScenarioError("task is a network, and module another one: leave one of them out")
     else:
-        network, module = task, task if (device or "cpu") != "cpu" else None
+        network, module = task, task if by_torch else None
     if data is None:
         raise ScenarioError(
             "a network of one's own needs data: data=device_runtime.data.arrays(x, y), or others"
@@ -257,9 +261,10 @@ def _exported(
         return export_for(own_network(source, {}), data), module
 
 
-def _on(scenario: Scenario, module: str, device: str | None) -> Scenario:
-    """The scenario with this module and this device, where they are given."""
-    changes = {"module": module or scenario.module, "place": scenario.place if device is None else device}
+def _on(scenario: Scenario, module: str, device: str | None, precision: str | None) -> Scenario:
+    """The scenario with this module, device and precision, where they are given."""
+    over = {"module": module or None, "place": device, "precision": precision}
+    changes = {name: value for name, value in over.items() if value is not None}
     return msgspec.structs.replace(scenario, **changes)
 
 

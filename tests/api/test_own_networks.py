@@ -238,3 +238,21 @@ def test_a_network_alone_needs_data_and_no_module():
         dr.simulate(linear(), **ALONE)
     with pytest.raises(ScenarioError, match="task is a network, and module another one"):
         dr.simulate(linear(), module=linear(), data=dr.data.digits(), **ALONE)
+
+
+def test_a_precision_is_for_torch_and_is_named_where_it_changes_results(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    words = ["simulate", "phones", "--devices", "6", "--rounds", "1", "--bundle", "bundle", "--compare"]
+    words += ["kinds=fedavg", "--precision", "bf16", "--run-dir"]
+    assert main([*words, "refused", "--engine", "onnxruntime"]) != 0
+    assert "engine onnxruntime trains in float32, not in bf16: engine torch can" in capsys.readouterr().err
+    assert main([*words, "lowered", "--module", "net:build"]) == 0
+    assert "every device that is there asked in each; trained in bf16\n" in capsys.readouterr().out
+    assert "; trained in bf16." in (folder / "lowered" / "report.html").read_text()
+    scenario = scenarios.load("phones", {"precision": "bf16"})
+    assert scenarios.decode(scenario.json()) == scenario
+    assert b'"precision"' not in scenarios.load("phones").json()
+    with pytest.raises(ScenarioError, match="precision is 'int8', expected one of float32, tf32, bf16"):
+        dr.simulate("bundle", precision="int8", **SMALL)
+    with pytest.raises(ScenarioError, match="precision is tf32, which only GPUs have, and place is cpu"):
+        dr.simulate("bundle", precision="tf32", **SMALL)

@@ -17,6 +17,7 @@ from device_runtime.aggregator.tasks.task import Task
 from device_runtime.cli.options import add_format, add_plugins, count, load_plugins, positive
 from device_runtime.cli.setting_options import add_settings
 from device_runtime.models.available_engines.available import AUTO, ENGINES
+from device_runtime.models.bundles.names import TRAINING_PRECISIONS
 from device_runtime.simulation.compare.completing import (
     CompletionOptions,
     RunOptions,
@@ -77,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.py:NAME",
         help="Train a bundle of own code by torch: with this nn.Module, or what this function gives; "
         "PACKAGE.MODULE:NAME, as for export, works too.",
+    )
+    add(
+        "--precision",
+        choices=TRAINING_PRECISIONS,
+        help="Train by torch in this precision, tf32 on a GPU only; results differ (default: float32).",
     )
     add_data(parser)
     add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")

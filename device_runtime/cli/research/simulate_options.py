@@ -97,7 +97,8 @@ def description(plan: ComparisonPlan, missing: Sequence[RunName]) -> str:
     return (
         f"{scenario.name}: {scenario.devices:,} devices of fleet {scenario.fleet.name}, "
         f"{scenario.data.source} divided by {scenario.data.partition}; {task.rounds} rounds of at most "
-        f"{duration(task.round_deadline_s)}, {asked_devices(task)}\n"
+        f"{duration(task.round_deadline_s)}, {asked_devices(task)}"
+        f"{scenario.trained_in}\n"
         f"{', '.join(comparison.policies)}; {seeds}: {runs} run{'s' if runs > 1 else ''}"
         f"{f', {rest} of them finished before' if rest else ''}; kept in {plan.folder}/"
     )
@@ -145,6 +146,7 @@ def _over(options: argparse.Namespace) -> dict[str, Any]:
         "engine": options.engine,
         "place": options.place,
         "module": options.module,
+        "precision": options.precision,
     }
     return {name: value for name, value in over.items() if value not in ({}, None)}
 

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import AUTO as AUTO
-from device_runtime.models.bundles.names import DEFAULT_ENGINE_SETTINGS, EngineSettings
+from device_runtime.models.bundles.names import (
+    DEFAULT_ENGINE_SETTINGS,
+    TRAINING_PRECISIONS,
+    EngineSettings,
+)
 from device_runtime.models.bundles.names import ENGINES as ENGINES
 from device_runtime.models.engines.base import DeviceModel, EngineWatch
 from device_runtime.models.errors import EngineError
@@ -73,6 +77,8 @@ def engine_choice(
         raise EngineError(
             f"engine {engine} runs a bundle's graphs, and no module ({settings.module}): engine torch can"
         )
+    if engine != "torch" and settings.precision in TRAINING_PRECISIONS[1:]:
+        raise EngineError(f"engine {engine} trains in float32, not in {settings.precision}: engine torch can")
     return choice
 
 
@@ -90,8 +96,6 @@ def open_model(
     """
     name = engine_choice(bundle, settings).name
     if name == "torch":
-        if settings.precision != "float32":
-            raise EngineError(f"engine torch computes in float32, not in {settings.precision}")
         return open_torch(bundle, settings, batch=batch, watch=watch)
     if settings.device != "cpu":
         raise EngineError(f"engine {name} computes on the cpu, not on {settings.device}; engine torch can")
@@ -111,13 +115,22 @@ def open_torch(
 ) -> "TorchModel":
     """Opens a bundle on engine torch, by the module of the settings if the bundle names no network.
 
-    Raises EngineError for a module that cannot be made or is not the bundle's, and as `TorchModel` does.
+    Raises EngineError for a module that cannot be made or is not the bundle's, for a precision that torch
+    does not train in, and as `TorchModel` does.
     """
     from device_runtime.models.torch_engine.engine import TorchModel, module_of
 
+    if settings.precision not in TRAINING_PRECISIONS:
+        raise EngineError(f"engine torch computes in float32, not in {settings.precision}")
     module = module_of(settings.module) if settings.module and bundle.manifest.source is None else None
     return TorchModel(
-        bundle, module=module, threads=settings.threads, batch=batch, watch=watch, device=settings.device
+        bundle,
+        module=module,
+        threads=settings.threads,
+        batch=batch,
+        watch=watch,
+        device=settings.device,
+        precision=settings.precision,
     )
 
 

@@ -10,6 +10,9 @@ TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "spar
 
 PRECISIONS = ("float32", "int8", "float16")
 """Precisions of the weights of forward graphs: forward, forward.int8 and forward.float16."""
+TRAINING_PRECISIONS = ("float32", "tf32", "bf16")
+"""Precisions of training on torch: tf32 rounds the factors of products to 10 bits of mantissa, on GPUs only;
+bf16 computes products and activations in bfloat16. Weights, gradients and losses stay float32."""
 RUNNING_STATISTICS = (".running_mean", ".running_var")
 """Name endings of tensors that are running statistics of a normalisation, not parameters."""
 SCALE = "scale"
@@ -26,7 +29,7 @@ class EngineSettings:
     """The engine settings that a device's owner asks for.
 
     engine: one of ENGINES, or AUTO.
-    precision: of forward passes, see PRECISIONS.
+    precision: of forward passes on ONNX Runtime, see PRECISIONS; of training on torch, TRAINING_PRECISIONS.
     threads: the number of threads inside one operator.
     device: cpu, or cuda or cuda:N on engine torch.
     module: the source of the module (see `networks.own`) that engine torch runs for bundles that name no
@@ -44,7 +47,7 @@ class EngineSettings:
     @property
     def for_torch(self) -> bool:
         """Whether engine torch alone can do what is asked for."""
-        return self.module != "" or self.device != "cpu"
+        return self.module != "" or self.device != "cpu" or self.precision in TRAINING_PRECISIONS[1:]
 
 
 DEFAULT_ENGINE_SETTINGS = EngineSettings()

@@ -160,18 +160,25 @@ class TorchModel:
         batch: int = 32,
         threads: int = 1,
         watch: EngineWatch | None = None,
+        precision: str = "float32",
     ) -> None:
         """Starts at the bundle's weights.
 
+        precision: of training, one of TRAINING_PRECISIONS; all else is computed in float32.
+
         `module` is the module that the bundle was exported from; it is needed if the manifest names no
-        network. Raises EngineError for a device that is not there, and as `source.subject_of` does.
+        network. Raises EngineError for a device that is not there, for tf32 on the CPU, and as
+        `subject_of` does.
         """
         check_sizes(batch, threads)
         self.manifest: Manifest = bundle.manifest
         self.batch = batch
-        self.place = TorchProcessor(find_device(device), threads, watch)
+        if precision == "tf32" and device == "cpu":
+            raise EngineError("precision is tf32, which only GPUs have, and the device is cpu")
+        self.place = TorchProcessor(find_device(device), threads, watch, precision)
         self._bundle = bundle
-        self.tuned = self.place.on_cpu and module is None  # a given module may run operators unknown here
+        # a given module may run operators unknown here, and the changes for speed are of float32
+        self.tuned = self.place.on_cpu and module is None and precision == "float32"
         self._subject = subject_of(bundle.manifest, module, self.place.device)
         self._weights: Tensors = {}
         self._host: dict[str, Tensor] = {}

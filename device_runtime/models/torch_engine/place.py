@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from device_runtime.models.bundles.manifest import Graph
+from device_runtime.models.bundles.manifest import TRAINING, Graph
 from device_runtime.models.bundles.tensors import Flat
 from device_runtime.models.engines.base import EngineWatch
 from device_runtime.models.errors import EngineError, one_line
@@ -38,11 +38,15 @@ def gpu_count() -> int:
 
 @dataclass(frozen=True)
 class TorchProcessor:
-    """A processor, the number of threads inside one operator on the CPU, and the watch of loads and runs."""
+    """A processor, the number of threads inside one operator on the CPU, and the watch of loads and runs.
+
+    `precision`: of training, see TRAINING_PRECISIONS.
+    """
 
     device: torch.device
     threads: int
     watch: EngineWatch | None
+    precision: str = "float32"
 
     @property
     def on_cpu(self) -> bool:
@@ -75,16 +79,17 @@ class TorchProcessor:
 
     @contextmanager
     def running(self, name: str, graph: Graph, samples: int) -> Iterator[None]:
-        """Runs the body in full float32 with the same algorithms each time, and reports it to the watch.
+        """Runs the body with the same algorithms each time, and reports it to the watch.
 
-        An exception inside is raised as an EngineError.
+        Training is in the engine's precision, all else in full float32. An exception inside is raised
+        as an EngineError.
         """
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
-        exact = nullcontext() if self.on_cpu else _exact()
+        precision = self.precision if name.partition(".")[0] in TRAINING else "float32"
         start = time.perf_counter()
         try:
-            with exact:
+            with self._algorithms(tf32=precision == "tf32"), self._products(bf16=precision == "bf16"):
                 yield
         except EngineError:
             raise
@@ -93,12 +98,30 @@ class TorchProcessor:
         if self.watch is not None:
             self.watch.ran(name, graph, samples, time.perf_counter() - start)
 
+    @contextmanager
+    def _algorithms(self, tf32: bool) -> Iterator[None]:
+        """On a GPU, the same algorithms each time, with or without TF32."""
+        if self.on_cpu:
+            yield
+            return
+        matmul = torch.backends.cuda.matmul
+        before, matmul.allow_tf32 = matmul.allow_tf32, tf32
+        try:
+            with torch.backends.cudnn.flags(
+                enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32
+            ):
+                yield
+        finally:
+            matmul.allow_tf32 = before
 
-def _exact() -> AbstractContextManager[None]:
-    flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
-        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-    )
-    return flags
+    def _products(self, bf16: bool) -> AbstractContextManager[Any]:
+        """Products and activations in bfloat16, or nothing."""
+        if not bf16:
+            return nullcontext()
+        cast: AbstractContextManager[Any] = torch.autocast(
+            self.device.type, torch.bfloat16, cache_enabled=False
+        )
+        return cast
 
 
 class DeviceBuffer:

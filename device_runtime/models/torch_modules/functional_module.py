@@ -56,7 +56,8 @@ class SampleLoss:
     function: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, outputs: Tensor, y: Tensor, x: Tensor) -> Tensor:
-        """The loss of each sample, (n,)."""
+        """The loss of each sample, (n,), in float32 also where the outputs are bfloat16."""
+        outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
         return self.function(outputs, x.flatten(1) if self.target.compared == "input" else y)
 
     def example(self, batch: int) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks import feasible
 from device_runtime.device.engine.profiling import random_samples
-from device_runtime.models.available_engines.available import open_model
+from device_runtime.models.available_engines.available import engine_choice, open_model
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
@@ -255,6 +255,8 @@ def check(
         log.info("%s: %s", scenario.data.path or scenario.data.source, note)
     fit(prepared.data, manifest, scenario.data.source)
     for bundle in prepared.inputs.bundles.values():
+        if prepared.inputs.engine.for_torch:
+            engine_choice(bundle, prepared.inputs.engine)
         if prepared.inputs.engine.module and bundle.manifest.source is None:
             compare_module(bundle, prepared.inputs.engine)
     for sentence in without_effect(scenario, prepared, {name.policy for name in missing}):

@@ -313,7 +313,7 @@ def _lead(compared: ComparedRuns) -> str:
     text = (
         f"{spec.devices:,} devices of fleet {spec.fleet.name} learn {spec.data.source} "
         f"({spec.data.partition} partition) in {task.rounds} rounds of at most "
-        f"{duration(task.round_deadline_s)}, {asked_devices(task)}."
+        f"{duration(task.round_deadline_s)}, {asked_devices(task)}{spec.trained_in}."
     )
     accuracies = {
         policy: figures["acc_at_equal_time"].mean

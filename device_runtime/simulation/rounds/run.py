@@ -94,7 +94,9 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
     clients = Clients.of(data.train_x, y, parts)
     if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
         clients = clients.of_class(0)
-    engine = EngineSettings(scenario.engine, device=scenario.place, module=absolute(scenario.module))
+    engine = EngineSettings(
+        scenario.engine, scenario.precision, device=scenario.place, module=absolute(scenario.module)
+    )
     inputs = ExecutorInputs(bundle, clients, engine, family)
     return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle))
 

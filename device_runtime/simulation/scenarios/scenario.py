@@ -21,6 +21,7 @@ from device_runtime.aggregator.tasks.task import Task, check_effect
 from device_runtime.content import content, explained, near, read_toml
 from device_runtime.device.selection.choose import RICHEST, ChoicePolicy
 from device_runtime.models.available_engines.available import AUTO, ENGINES
+from device_runtime.models.bundles.names import TRAINING_PRECISIONS
 from device_runtime.models.errors import ModelError
 from device_runtime.profiles import ProfileError
 from device_runtime.profiles.fleets import fleet as fleets
@@ -55,6 +56,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     eval_every: rounds between evaluations on the test samples; the last is evaluated too; 0: never.
     engine: the engine that trains (see `models.available_engines.available`).
     place: with engine torch, it may be cuda.
+    precision: of training; with engine torch, it may be bf16, and on a GPU tf32.
     module: the network of a bundle of own code, as FILE.py:NAME or PACKAGE.MODULE:NAME, by which engine torch
     trains it; empty: none.
     choose: the policy by which devices choose among updates; empty: the first that fits.
@@ -71,6 +73,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     engine: str = AUTO
     place: str = "cpu"
     module: str = ""
+    precision: str = "float32"
     choose: str = ""
     all_kinds: SharedSettings = NONE_SHARED
     data: DataSpec = msgspec.field(default_factory=DataSpec)
@@ -84,6 +87,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ScenarioError(f"eval_every is {self.eval_every}, expected 0 or more")
         if self.engine not in (AUTO, *ENGINES):
             raise ScenarioError(f"engine is {self.engine!r}, expected one of {AUTO}, {', '.join(ENGINES)}")
+        if self.precision not in TRAINING_PRECISIONS:
+            expected = f"expected one of {', '.join(TRAINING_PRECISIONS)}"
+            raise ScenarioError(f"precision is {self.precision!r}, {expected}")
+        if self.precision == "tf32" and self.place == "cpu":
+            raise ScenarioError("precision is tf32, which only GPUs have, and place is cpu")
         for name, instead in NOT_OURS.items():
             if getattr(self.task, name) != getattr(_ANY_TASK, name):
                 raise ScenarioError(f"task has {name}: {instead}")
@@ -97,6 +105,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.task.min_contributions > self.devices:
             most = f"expected at most {self.devices}, one of each device"
             raise ScenarioError(f"min_contributions is {self.task.min_contributions}, {most}")
+
+    @property
+    def trained_in(self) -> str:
+        """A phrase for a precision that changes results; empty for float32."""
+        return "" if self.precision == "float32" else f"; trained in {self.precision}"
 
     def json(self) -> bytes:
         """Canonical JSON: equal scenarios give equal bytes, also after tasks and data gain new settings."""
@@ -120,6 +133,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for newer in ("choose", "module"):
             if not whole[newer]:
                 del whole[newer]
+        if self.precision == "float32":
+            del whole["precision"]
         if not self.all_kinds.given:
             del whole["all_kinds"]
         return _encoder.encode(whole)

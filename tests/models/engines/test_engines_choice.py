@@ -96,6 +96,11 @@ def test_a_device_is_for_engine_torch_alone_and_must_be_here(digits):
         open_model(digits, EngineSettings("onnxruntime", device="cuda"))
     pytest.importorskip("torch")
     assert engine_choice(digits, EngineSettings(device="cuda")).name == "torch"
+    with pytest.raises(
+        EngineError, match="engine onnxruntime trains in float32, not in bf16: engine torch can"
+    ):
+        open_model(digits, EngineSettings("onnxruntime", "bf16"))
+    assert engine_choice(digits, EngineSettings(precision="bf16")).name == "torch"
     with pytest.raises(EngineError, match="device cuda:99 is not available"):
         open_model(digits, EngineSettings("torch", device="cuda:99"))
 

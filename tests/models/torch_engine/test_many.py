@@ -11,6 +11,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.manifest import Source
 from device_runtime.models.bundles.tensors import all_finite
+from device_runtime.models.errors import EngineError
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
 from device_runtime.models.torch_engine.engine import TorchModel
@@ -58,9 +59,9 @@ def opened(tmp_path_factory):
         spec = ExportSpec("it", InputSpec(shape), LABELS, source=source, batchnorm=batchnorm)
         return export(build(network, source.settings), spec, folder), None
 
-    def make(name: str, batch: int = 32) -> TorchModel:
+    def make(name: str, batch: int = 32, precision: str = "float32") -> TorchModel:
         bundle, module = exported(name)
-        return TorchModel(bundle, module=module, batch=batch)
+        return TorchModel(bundle, module=module, batch=batch, precision=precision)
 
     return make
 
@@ -171,3 +172,24 @@ def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
             assert value.tobytes() == others[name].tobytes()
             assert not np.shares_memory(value, others[name])
             assert not np.shares_memory(value, model.weights[name])
+
+
+def test_bf16_rounds_products_of_training_alike_for_one_copy_and_for_many(opened):
+    exact, model = opened("cnn"), opened("cnn", precision="bf16")
+    x = lessons()[3].x
+    np.testing.assert_array_equal(model.logits(x), exact.logits(x))
+    lesson_list = lessons(1)
+    learnt = train_many(model, "all", lesson_list, Sgd(0.05))
+    in_float32 = train_many(exact, "all", lesson_list, Sgd(0.05))
+    for k, lesson in enumerate(lesson_list):
+        expected, loss = alone(model, "all", lesson, Sgd(0.05), 0.0)
+        assert learnt.losses[k] == pytest.approx(loss, abs=0.03)
+        assert learnt.losses[k] != in_float32.losses[k]
+        for name, value in expected.items():
+            assert learnt.tensors[k][name].dtype == np.float32
+            np.testing.assert_allclose(learnt.tensors[k][name], value, atol=0.02, err_msg=name)
+
+
+def test_tf32_is_refused_on_the_cpu(opened):
+    with pytest.raises(EngineError, match="precision is tf32, which only GPUs have, and the device is cpu"):
+        opened("mlp", precision="tf32")

@@ -35,7 +35,7 @@ class AsGpu(TorchProcessor):
 
 
 def gpu(memory: int) -> AsGpu:
-    return AsGpu(torch.device("cpu"), 1, None, memory)
+    return AsGpu(torch.device("cpu"), 1, None, memory=memory)
 
 
 def samples_of(inputs: ExecutorInputs, place: TorchProcessor) -> FleetSamples:
