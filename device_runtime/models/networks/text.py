@@ -26,7 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.functional import linear
 from torch.onnx import ops
 
 from .convolutional import mean_state
@@ -51,6 +53,8 @@ def gru_layer(x: Tensor, weights: Weights) -> Tensor:
     """y of one GRU layer that starts at 0 (Cho et al. 2014; as in torch, r also multiplies b_hh)."""
     if get_proxy_mode() is not None:
         return _Gru.apply(x, *weights)
+    if is_functorch_wrapped_tensor(weights[0]):
+        return _gru_of_copies(x, weights)
     start = x.new_zeros(1, x.shape[1], weights[1].shape[1])
     return torch._VF.gru(x, start, weights, *_ONE_LAYER)[0]
 
@@ -59,8 +63,33 @@ def lstm_layer(x: Tensor, weights: Weights) -> Tensor:
     """y of one LSTM layer that starts at 0 (Hochreiter and Schmidhuber 1997, with a forget gate)."""
     if get_proxy_mode() is not None:
         return _Lstm.apply(x, *weights)
+    if is_functorch_wrapped_tensor(weights[0]):
+        return _lstm_of_copies(x, weights)
     start = x.new_zeros(1, x.shape[1], weights[1].shape[1])
     return torch._VF.lstm(x, (start, start), weights, *_ONE_LAYER)[0]
+
+
+def _gru_of_copies(x: Tensor, weights: Weights) -> Tensor:
+    """`gru_layer` step by step: vmap runs torch's own operator for one copy after another."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    states = [x.new_zeros(x.shape[1], w_hh.shape[1])]
+    for from_x in linear(x, w_ih, b_ih).unbind():
+        (x_r, x_z, x_n), (h_r, h_z, h_n) = from_x.chunk(3, 1), linear(states[-1], w_hh, b_hh).chunk(3, 1)
+        z, n = torch.sigmoid(x_z + h_z), torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
+        states.append(n + z * (states[-1] - n))
+    return torch.stack(states[1:])
+
+
+def _lstm_of_copies(x: Tensor, weights: Weights) -> Tensor:
+    """`lstm_layer` step by step, as `_gru_of_copies`."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    states = [x.new_zeros(x.shape[1], w_hh.shape[1])]
+    cell = states[0]
+    for from_x in linear(x, w_ih, b_ih + b_hh).unbind():
+        i, f, g, o = (from_x + linear(states[-1], w_hh)).chunk(4, 1)
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        states.append(torch.sigmoid(o) * torch.tanh(cell))
+    return torch.stack(states[1:])
 
 
 class _Gru(torch.autograd.Function):

@@ -172,7 +172,7 @@ class _Training:
         for name, values in moved.items():
             self._statistics[name][batch.at] = values
         self._totals[batch.at] += (losses * batch.counts).sum(1, dtype=torch.float64)
-        return dict(grads)
+        return _apart(grads)
 
     def _loss(
         self,
@@ -226,6 +226,17 @@ def _pooled(copies: Sequence[CopySamples], model: TorchModel) -> tuple[Tensor, T
     y = ys[0] if len(ys) == 1 else np.concatenate(ys)
     x = model.manifest.input.as_graphs_take(x)
     return place.tensor(x), place.tensor(y.astype(model.manifest.target.dtype, copy=False)), starts
+
+
+def _apart(grads: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients that can be changed in place: those of two biases that are added up are one tensor."""
+    memory: set[int] = set()
+    own = {}
+    for name, each in grads.items():
+        start = each.untyped_storage().data_ptr()
+        own[name] = each if each.is_contiguous() and start not in memory else each.clone()
+        memory.add(start)
+    return own
 
 
 def _pooled_extras(

@@ -1,13 +1,16 @@
+import warnings
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import onnx
+from torch.func import grad_and_value, vmap
 
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.export.export import ExportSpec, export
-from device_runtime.models.networks.text import gru, lstm
+from device_runtime.models.networks.text import gru, gru_layer, lstm, lstm_layer
 
 TINY = {"vocabulary": 20, "dim": 5, "hidden": 6, "classes": 3}
 KINDS = [(lstm, torch.nn.LSTM), (gru, torch.nn.GRU)]
@@ -71,3 +74,25 @@ def test_only_trained_layers_of_an_lstm_are_written_step_by_step(tmp_path):
 def operators(bundle, name) -> list[str]:
     graph = onnx.load(bundle.path / f"{name}.onnx", load_external_data=False).graph
     return [node.op_type for node in graph.node]
+
+
+@pytest.mark.parametrize(("layer", "gates"), [(gru_layer, 3), (lstm_layer, 4)])
+def test_layers_of_many_copies_are_those_of_each_alone(layer, gates):
+    """Three copies on their own samples: 5 steps, 2 samples, 4 inputs, 6 hidden."""
+    torch.manual_seed(0)
+    shapes = ((gates * 6, 4), (gates * 6, 6), (gates * 6,), (gates * 6,))
+    weights = tuple(torch.randn(3, *shape) for shape in shapes)
+    x = torch.randn(3, 5, 2, 4)
+
+    def loss(weights, x):
+        return layer(x, weights).square().sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns where vmap runs one copy after another
+        grads, values = vmap(grad_and_value(loss))(weights, x)
+    for k in range(3):
+        alone = tuple(each[k].clone().requires_grad_() for each in weights)
+        value = loss(alone, x[k])
+        torch.testing.assert_close(values[k], value)
+        for ours, theirs in zip(grads, torch.autograd.grad(value, alone), strict=True):
+            torch.testing.assert_close(ours[k], theirs, atol=1e-5, rtol=1e-5)

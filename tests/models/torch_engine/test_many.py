@@ -45,15 +45,32 @@ class Smooth(torch.nn.Module):
         return self.head(torch.tanh(self.layers(x)))
 
 
+class TwoBiases(torch.nn.Module):
+    """Two biases that are added up, which have one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(64, 8)
+        self.second = torch.nn.Parameter(torch.ones(8))
+        self.head = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = self.first.bias + self.second
+        return self.head(torch.tanh(x.flatten(1) @ self.first.weight.t() + bias))
+
+
+OWN = {"one value": Smooth, "two biases": TwoBiases}
+
+
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
     @cache
     def exported(name: str) -> tuple[Bundle, torch.nn.Module | None]:
         torch.manual_seed(0)
         folder = tmp_path_factory.mktemp("it") / "it"
-        if name == "one value":
+        if name in OWN:
             spec = ExportSpec("it", InputSpec((1, 8, 8)), LABELS, batchnorm="training")
-            return export(Smooth(), spec, folder), Smooth()
+            return export(OWN[name](), spec, folder), OWN[name]()
         network, settings, shape, batchnorm = NETWORKS[name]
         source = Source(network, {**settings, "classes": 4})
         spec = ExportSpec("it", InputSpec(shape), LABELS, source=source, batchnorm=batchnorm)
@@ -150,6 +167,11 @@ def test_copies_of_full_batches_are_trained_as_if_alone(opened):
         expected, _ = alone(model, "all", lesson, Sgd(0.05), 0.0)
         for name, value in expected.items():
             np.testing.assert_allclose(tensors[name], value, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("batch", [32, 3])
+def test_tensors_of_one_gradient_are_clipped_once(opened, batch):
+    assert_as_if_alone(opened("two biases", batch), "all", Sgd(0.05, 0.9), 0.2)
 
 
 def test_a_copy_that_diverges_is_told_from_the_others(opened):

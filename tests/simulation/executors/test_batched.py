@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -382,13 +383,53 @@ def test_what_devices_send_beside_networks_is_of_the_same_samples(lesson, export
     assert_trained_together(inputs, kind, {})
 
 
+@pytest.fixture(scope="module")
+def of_texts(tmp_path_factory: pytest.TempPathFactory):
+    """Makes a recurrent network on texts of 6 tokens, by its name."""
+    torch = pytest.importorskip("torch")
+    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.networks import build
+
+    @cache
+    def exported_(name: str) -> Bundle:
+        source = Source(name, {"vocabulary": 40, "dim": 6, "hidden": 8, "classes": 4})
+        torch.manual_seed(0)
+        spec = ExportSpec(
+            name,
+            InputSpec((6,), dtype="int64", vocabulary=40),
+            tuple("abcd"),
+            source=source,
+            sets={"all": {}},
+        )
+        return export(build(name, source.settings), spec, tmp_path_factory.mktemp("texts") / name)
+
+    return exported_
+
+
+@pytest.mark.parametrize("network", ["gru", "lstm"])
+def test_recurrent_networks_are_trained_together(of_texts, network):
+    rng = np.random.default_rng(0)
+    parts = np.split(np.arange(40), [1, 12, 19])
+    clients = Clients.of(rng.integers(1, 40, (40, 6)), rng.integers(4, size=40), parts)
+    inputs = ExecutorInputs(of_texts(network), clients, EngineSettings("torch"))
+    assert_trained_together(inputs, "full", {"terms": {"fedprox": {"mu": 0.5}}, "momentum": 0.9})
+    assert_trained_together(inputs, "full", {"terms": {"dp-sgd": {"epsilon": 20.0}}})
+
+
+@pytest.mark.parametrize("tunable", ["lora", "prompt", "adapter"])
+def test_sets_of_a_transformer_are_trained_together(lesson, exported, tunable):
+    inputs = ExecutorInputs(Bundle.open(exported.vit), lesson.inputs.clients, EngineSettings("torch"))
+    assert_trained_together(inputs, "peft", {"tunable": tunable})
+
+
 def assert_trained_together(inputs: ExecutorInputs, kind: str, settings: dict[str, Any]) -> None:
     """By the poorest form of the kind, in the second round, in which devices have kept something."""
     form = registry.make(kind, {**LEARNT, **settings}).variants()[-1]
     first, head = inputs.of(form.member).weights(), inputs.bundle.manifest.head
     aside = {FEW_SHOT + name: first[name] + 1 for name in (head.weight, head.bias)}
     bases, watched = {"2": first, "2//aside": aside}, Watched(inputs)
-    memory = {name: first[name] + np.float32(0.01) for name in inputs.of(form.member).manifest.names("all")}
+    trained = inputs.of(form.member).manifest.names(getattr(form, "trained", "all"))
+    memory = {name: first[name] + np.float32(0.01) for name in trained}
     some_jobs = [
         replace(job, aside="2//aside", memory=memory if job.device % 2 else {})
         for job in jobs(form, range(len(inputs.clients)), "2")
