@@ -241,8 +241,8 @@ def _exported(
 ) -> tuple[Any, Callable[..., Any] | str | None]:
     """The task and the module to train; of a network in place of a task, the bundle that it is exported as.
 
-    It is trained by torch where it is given as `module`, and with `by_torch`. Raises as `export_for` does, and
-    ScenarioError.
+    It is trained by torch where it is given as `module`, and with `by_torch`. Raises as `export_for` does,
+    and ScenarioError.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(task, torch.nn.Module):

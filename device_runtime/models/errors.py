@@ -17,6 +17,10 @@ class EngineError(ModelError):
     """Raised when an engine is missing, refuses a graph, or gets wrong arrays."""
 
 
+class OutOfMemory(EngineError):
+    """Raised when the memory of a GPU does not suffice."""
+
+
 class ExportError(ModelError):
     """Raised when a module cannot be turned into a bundle."""
 

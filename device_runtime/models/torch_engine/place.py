@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from device_runtime.models.bundles.manifest import TRAINING, Graph
 from device_runtime.models.bundles.tensors import Flat
 from device_runtime.models.engines.base import EngineWatch
-from device_runtime.models.errors import EngineError, one_line
+from device_runtime.models.errors import EngineError, OutOfMemory, one_line
 
 
 def find_device(name: str) -> torch.device:
@@ -77,6 +77,11 @@ class TorchProcessor:
             part.view(getattr(torch, array.dtype.name)) for part, array in zip(parts, arrays, strict=True)
         ]
 
+    def free_unused(self) -> None:
+        """Gives memory of a GPU that torch keeps unused back."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     @contextmanager
     def running(self, name: str, graph: Graph, samples: int) -> Iterator[None]:
         """Runs the body with the same algorithms each time, and reports it to the watch.
@@ -93,6 +98,8 @@ class TorchProcessor:
                 yield
         except EngineError:
             raise
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(f"torch, graph {name} on {samples} samples: {one_line(error)}") from error
         except Exception as error:  # the module's own code runs here
             raise EngineError(f"torch, graph {name} on {samples} samples: {one_line(error)}") from error
         if self.watch is not None:

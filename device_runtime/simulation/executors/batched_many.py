@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from device_runtime.models.available_engines.available import engine_choice, ope
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.stacked import StackedCopy, outline
 from device_runtime.models.bundles.tensors import Flat, Tensors, check
-from device_runtime.models.errors import EngineError, ModelError, TensorError
+from device_runtime.models.errors import EngineError, ModelError, OutOfMemory, TensorError
 from device_runtime.models.training.optimizer import Adam, Sgd
 from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Run
@@ -33,6 +34,8 @@ from .job import ExecutorInputs, FailedJob, Result, TrainingJob, run_of, with_ow
 if TYPE_CHECKING:
     from device_runtime.models.torch_engine.engine import TorchModel
     from device_runtime.models.torch_engine.many import CopySamples
+
+log = logging.getLogger(__name__)
 
 TOGETHER = 32
 """Networks that are trained at once on a CPU; on a GPU as many as fit GPU_SHARE of its memory."""
@@ -170,13 +173,37 @@ class BatchedNetworks:
             if why := self._objection(each.plan):
                 raise EngineError(f"{each.job.strategy.name} of {each.job.name} is trained alone: {why}")
         copies = [self._copy(each) for each in planned]
-        learnt = train_many(
-            self._opened(), plan.tunable, copies, plan.optimizer, plan.clip_norm, plan.objective
+        results: dict[int, TrainingResult] = {}
+        waiting = sorted(range(len(copies)), key=lambda i: -len(copies[i].batches))
+        while waiting:
+            part = waiting[: self.together]
+            try:
+                learnt = train_many(
+                    self._opened(),
+                    plan.tunable,
+                    [copies[i] for i in part],
+                    plan.optimizer,
+                    plan.clip_norm,
+                    plan.objective,
+                )
+            except OutOfMemory as error:
+                self._halve(len(part), error)
+                continue
+            for i, tensors, loss in zip(part, learnt.tensors, learnt.losses, strict=True):
+                results[i] = TrainingResult(planned[i].plan, tensors, float(loss), planned[i].plan.epochs)
+            waiting = waiting[len(part) :]
+        return [results[i] for i in range(len(planned))]
+
+    def _halve(self, together: int, error: OutOfMemory) -> None:
+        """Lets fewer networks be trained together from now on. Raises the error if it was one alone."""
+        if together == 1:
+            raise error
+        self.together = (together + 1) // 2
+        log.warning(
+            "%d networks are trained together from now on, not %d: %s", self.together, together, error
         )
-        return [
-            TrainingResult(each.plan, tensors, float(loss), each.plan.epochs)
-            for each, tensors, loss in zip(planned, learnt.tensors, learnt.losses, strict=True)
-        ]
+        error.__traceback__ = error.__cause__ = None  # which hold the tensors
+        self._opened().place.free_unused()
 
     def _copy(self, planned: _PlannedJob) -> CopySamples:
         from device_runtime.models.torch_engine.many import CopySamples

@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch")
 
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import encode
+from device_runtime.models.errors import OutOfMemory
+from device_runtime.models.torch_engine import many
 from device_runtime.models.torch_engine.place import TorchProcessor
 from device_runtime.simulation.executors import fleet_samples
 from device_runtime.simulation.executors.batched_many import BatchedNetworks
@@ -81,3 +83,39 @@ def test_networks_are_trained_alike_wherever_the_samples_are(bundle, inputs, mem
     for result, other in zip(elsewhere.train(base, jobs), expected, strict=True):
         assert result.train_loss == other.train_loss
         assert encode(result.tensors) == encode(other.tensors)
+
+
+def test_fewer_networks_are_trained_together_where_memory_does_not_suffice(
+    bundle, inputs, monkeypatch, caplog
+):
+    kind, base = registry.make("full", {"epochs": 1, "batch": 4}), bundle.weights()
+    jobs = [TrainingJob(device, f"pi-{device}", kind, 7, "1") for device in range(6)]
+    inputs = ExecutorInputs(bundle, inputs.clients, EngineSettings("torch"))
+    expected = BatchedNetworks(inputs).train(base, jobs)
+    groups: list[int] = []
+    step = many._Training._step
+
+    def with_room_for_two(training, batches):
+        groups.append(len(training._copies))
+        if len(training._copies) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(training, batches)
+
+    monkeypatch.setattr(many._Training, "_step", with_room_for_two)
+    networks = BatchedNetworks(inputs)
+    for result, other in zip(networks.train(base, jobs), expected, strict=True):
+        assert result.train_loss == pytest.approx(other.train_loss, rel=1e-4)
+        for name, value in other.tensors.items():
+            np.testing.assert_allclose(result.tensors[name], value, atol=1e-5)
+    assert list(dict.fromkeys(groups)) == [6, 3, 2]
+    assert networks.together == 2
+    assert "3 networks are trained together from now on, not 6: torch, graph train.all" in caplog.text
+    assert "2 networks are trained together from now on, not 3" in caplog.text
+    networks.together = 1
+
+    def full(_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(many._Training, "run", full)
+    with pytest.raises(OutOfMemory, match="on 1 samples: CUDA out of memory"):
+        networks.train(base, jobs)
