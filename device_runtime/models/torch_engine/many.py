@@ -25,9 +25,10 @@ from device_runtime.models.torch_modules.objectives import SAMPLE_LOSSES, Object
 from device_runtime.models.training.optimizer import Optimizer
 
 from .copies import TorchCopies
-from .copy_steps import PrivateSums, Pulls, clip, start
+from .copy_steps import PrivateSums, Pulls, StackedSgd, clip, start
 from .engine import TorchModel
 from .place import TorchProcessor
+from .recording import RECORDED_FROM, StepPlayer, recorder_of
 from .steps import CopySamples as CopySamples
 from .steps import MicroBatch, Step, planned_steps
 
@@ -120,9 +121,17 @@ class _Training:
         self._totals = torch.zeros(k, dtype=torch.float64, device=self._place.device)
 
     def run(self) -> None:
-        """Runs all steps."""
-        for step in planned_steps(self._copies, self._starts, self._sizes, self._place):
-            self._step(step)
+        """Runs all steps, those that can be recorded with the same number of rows."""
+        recorder = recorder_of(self._place) if self._may_be_recorded else None
+        even = recorder is not None and not self._statistics
+        steps = planned_steps(self._copies, self._starts, self._sizes, self._place, even)
+        StepPlayer(self._step, recorder).run(steps)
+
+    @property
+    def _may_be_recorded(self) -> bool:
+        """Whether a step does the same each time: Adam counts them, and noise is drawn by the host."""
+        repeats = isinstance(self._optimizer, StackedSgd) and self._private is None
+        return repeats and len(self._copies[0].batches) >= RECORDED_FROM
 
     def _step(self, step: Step) -> None:
         first, *others = step

@@ -65,14 +65,22 @@ Step = tuple[MicroBatch, ...]
 
 
 def planned_steps(
-    copies: Sequence[CopySamples], starts: Sequence[int], sizes: Sequence[int], place: TorchProcessor
+    copies: Sequence[CopySamples],
+    starts: Sequence[int],
+    sizes: Sequence[int],
+    place: TorchProcessor,
+    even: bool = False,
 ) -> list[Step]:
     """The steps of copies, those with most steps first, sent to the processor in one transfer.
 
-    starts: the number of the first sample of each copy. sizes: rows of a micro-batch, by copy. A row of
+    starts: the number of the first sample of each copy. sizes: rows of a micro-batch, by copy. even: all
+    micro-batches are padded to the same number of rows. A row of
     padding is a sample of its copy's own batch: what is not finite in it is not finite in the copy either.
     """
-    sheet = _Sheet(copies, starts)
+    most = max(
+        min(size, len(batch)) for copy, size in zip(copies, sizes, strict=True) for batch in copy.batches
+    )
+    sheet = _Sheet(copies, starts, most if even else 0)
     for step in range(len(copies[0].batches)):
         batches = [copy.batches[step] for copy in copies if len(copy.batches) > step]
         for number, (places, parts) in enumerate(_micro_batches(batches, sizes)):
@@ -83,8 +91,9 @@ def planned_steps(
 class _Sheet:
     """The numbers of all micro-batches, one after another."""
 
-    def __init__(self, copies: Sequence[CopySamples], starts: Sequence[int]) -> None:
-        self._copies, self._starts = copies, starts
+    def __init__(self, copies: Sequence[CopySamples], starts: Sequence[int], least: int) -> None:
+        """least: rows that a micro-batch has at least."""
+        self._copies, self._starts, self._least = copies, starts, least
         self._parts: list[Rows] = []
         self._runs: list[tuple[int, int, float, float]] = []
         """For the rows of one part: how many, their start, share and count."""
@@ -94,7 +103,7 @@ class _Sheet:
 
     def add(self, step: int, number: int, places: Sequence[int], parts: Sequence[Rows]) -> None:
         """Adds a micro-batch of the copies at these places; a part is the rows of one of them."""
-        rows = max(1, *map(len, parts))
+        rows = max(1, self._least, *map(len, parts))
         for place, part in zip(places, parts, strict=True):
             copy, start = self._copies[place], self._starts[place]
             counted = float(step >= copy.counted)
@@ -104,7 +113,8 @@ class _Sheet:
                 own = part[:1] if len(part) else np.zeros(1, np.int64)
                 self._parts.append(own.repeat(padding))
                 self._runs.append((padding, start, 0.0, 0.0))
-        self._shapes.append((number, len(places), rows, len({len(part) for part in parts}) > 1))
+        padded = self._least > 0 or any(len(part) < rows for part in parts)
+        self._shapes.append((number, len(places), rows, padded))
         if number:
             self._places += places
 

@@ -1,5 +1,6 @@
 """Copies that are trained together are each what one alone becomes."""
 
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
@@ -14,12 +15,13 @@ from device_runtime.models.bundles.tensors import all_finite
 from device_runtime.models.errors import EngineError
 from device_runtime.models.export.export import ExportSpec, export
 from device_runtime.models.networks import build
+from device_runtime.models.torch_engine import many, recording
 from device_runtime.models.torch_engine.engine import TorchModel
 from device_runtime.models.torch_engine.many import (
     CopySamples,
     train_many,
 )
-from device_runtime.models.training.optimizer import Sgd, clip
+from device_runtime.models.training.optimizer import Adam, Sgd, clip
 
 LABELS = tuple("abcd")
 NETWORKS = {
@@ -215,3 +217,71 @@ def test_bf16_rounds_products_of_training_alike_for_one_copy_and_for_many(opened
 def test_tf32_is_refused_on_the_cpu(opened):
     with pytest.raises(EngineError, match="precision is tf32, which only GPUs have, and the device is cpu"):
         opened("mlp", precision="tf32")
+
+
+class Repeating:
+    """A recorder on the CPU, where work is repeated as it is; it counts what is recorded and played."""
+
+    def __init__(self, refusal: str = "") -> None:
+        self.refusal, self.recordings, self.played = refusal, 0, 0
+
+    def aside(self):
+        return nullcontext()
+
+    def record(self, work):
+        if self.refusal:
+            raise RuntimeError(self.refusal)
+        self.recordings += 1
+
+        def play():
+            self.played += 1
+            work()
+
+        return play
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Lets steps of shapes that come twice be recorded by this."""
+
+    def by(recorder: Repeating) -> Repeating:
+        monkeypatch.setattr(many, "recorder_of", lambda place: recorder)
+        for module in (many, recording):
+            monkeypatch.setattr(module, "RECORDED_FROM", 2)
+        monkeypatch.setattr(recording, "PLAIN_FIRST", 1)
+        return recorder
+
+    return by
+
+
+@pytest.mark.parametrize(("sgd", "clip_norm"), SGD)
+def test_steps_of_a_shape_that_comes_often_are_recorded_once_and_played_again(
+    opened, recorded, sgd, clip_norm
+):
+    """Four copies take steps 1 and 2, two steps 3 to 6, one steps 7 to 10; the first of each is plain."""
+    recorder, model = recorded(Repeating()), opened("mlp")
+    assert_as_if_alone(model, "all", sgd, clip_norm)
+    assert (recorder.recordings, recorder.played) == (3, 1 + 3 + 3)
+    first, again = (train_many(model, "all", lessons(), sgd, clip_norm) for _ in range(2))
+    for tensors, others in zip(first.tensors, again.tensors, strict=True):
+        assert all(value.tobytes() == others[name].tobytes() for name, value in tensors.items())
+
+
+@pytest.mark.parametrize("batch", [32, 3])
+def test_recorded_steps_move_batch_statistics_as_plain_ones(opened, recorded, batch):
+    recorder, model = recorded(Repeating()), opened("batch norm", batch)
+    assert_as_if_alone(model, "all", Sgd(0.05, 0.9), 0.0)
+    assert recorder.played > 0
+
+
+def test_steps_that_cannot_be_recorded_run_plainly_and_the_log_says_so(opened, recorded, caplog):
+    recorded(Repeating("operation not permitted when stream is capturing"))
+    assert_as_if_alone(opened("mlp"), "all", Sgd(0.05, 0.9), 0.0)
+    message = "steps are not recorded, but run one by one: operation not permitted when stream is capturing"
+    assert [record.getMessage() for record in caplog.records] == [message]
+
+
+def test_steps_that_count_themselves_are_not_recorded(opened, recorded):
+    recorder = recorded(Repeating())
+    train_many(opened("mlp"), "all", lessons(), Adam(0.01))
+    assert recorder.recordings == 0
