@@ -12,10 +12,9 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import dropwhile
 from pathlib import Path
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any, ClassVar
 
 from device_runtime import own_files
@@ -108,23 +107,30 @@ def is_shipped(part: type[Any]) -> bool:
     return part.__module__.startswith("device_runtime.")
 
 
-@contextmanager
-def own_code(part: type[Any]) -> Iterator[None]:
+class own_code:  # noqa: N801  a context manager, written as a class as it is entered several times an update
     """Turns an error of a user's own code into an OwnCodeError with its file and line.
 
-    part: the class whose method runs. Errors of this package's own classes pass, as own code may raise them
-    too; so does every error of shipped code.
+    Errors of this package's own classes pass, as own code may raise them too; so does every error of shipped
+    code.
     """
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:
-        if is_shipped(type(error)):
-            raise
-        place = place_of(error)
+
+    __slots__ = ("part",)
+
+    def __init__(self, part: type[Any]) -> None:
+        """`part`: the class whose method runs."""
+        self.part = part
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, MemoryError) or is_shipped(type(error)):
+            return
+        place, part = place_of(error), self.part
         if not place and is_shipped(part):
-            raise
+            return
         place = place or place_of_class(part) or f"class {part.__qualname__}"
         raise OwnCodeError(f"{place}: {type(error).__name__}: {error}") from error
 

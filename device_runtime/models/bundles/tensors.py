@@ -100,9 +100,10 @@ def all_finite(tensors: Tensors) -> bool:
 def check(tensors: Tensors, expected: Sequence[TensorSpec]) -> None:
     """Raises TensorError unless `tensors` are exactly `expected`: names, shapes, dtypes, all finite."""
     names = {spec.name for spec in expected}
-    if missing := sorted(names - tensors.keys()):
-        raise TensorError(f"{_listed(missing)} missing; got {_listed(sorted(tensors))}")
-    if extra := sorted(tensors.keys() - names):
+    if names != tensors.keys():
+        if missing := sorted(names - tensors.keys()):
+            raise TensorError(f"{_listed(missing)} missing; got {_listed(sorted(tensors))}")
+        extra = sorted(tensors.keys() - names)
         raise TensorError(f"{_listed(extra)} not expected; expected {_listed(sorted(names))}")
     for spec in expected:
         _check_one(spec, tensors[spec.name])

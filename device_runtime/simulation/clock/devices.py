@@ -128,7 +128,7 @@ class FleetState:
         if battery is not None:
             state.charge_j, state.charged_s = self._charge(device, battery, conditions.now), conditions.now
             conditions = replace(conditions, charge_j=state.charge_j, charge_w=battery.charge_w)
-        if state.ledger is not conditions.ledger or state.like is not None:
+        if state.ledger is not conditions.ledger or state.like is not conditions.like:
             conditions = replace(conditions, ledger=state.ledger, like=state.like)
         line = timeline(profile, state.loads, conditions)
         state.ledger, state.like = line.ledger, _known_of(state.like, line, conditions)

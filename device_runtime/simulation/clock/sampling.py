@@ -153,19 +153,24 @@ class DeviceSampler:
             prefetched_bytes += bases.to_fetch(1, MAIN, own_bases)
             own_bases = bases.fetched(1, MAIN, own_bases)
         shortages = bases.of(number).shortages if self._task.rests and not opening.extended else None
+        rest = None
+        if shortages is not None:
+            rest = RestRule.of(shortages, self._task.round_seed(number), fleet.name(device))
         conditions = AskConditions(
             now=opening.now,
             closes_at=opening.closes_at,
             down_bytes=lambda member: bases.to_fetch(number, member, own_bases),
             kinds=self._offered(number, fleet.members(device)),
             draws=draws,
+            ledger=state.ledger,
+            like=state.like,
             latency_s=fleet.latency_s(device),
             until=partial(fleet.until, device),
             back=partial(fleet.next, device),
             prefetched_bytes=prefetched_bytes,
             policy=self._policy,
             upload_terms=self._upload_terms(number),
-            rest=RestRule.of(shortages, self._task.round_seed(number), fleet.name(device)),
+            rest=rest,
         )
         line = self._devices.ask(device, conditions)
         if line.fetched:

@@ -129,7 +129,8 @@ def train(
             check(update.tensors, kind_statistics.expected(job.strategy, model.manifest))
     except (TensorError, OwnCodeError) as error:
         return FailedJob(str(error))
-    return replace(update, variant=job.strategy.variant)
+    variant = job.strategy.variant
+    return update if update.variant == variant else replace(update, variant=variant)
 
 
 def run_of(job: TrainingJob, aside: Tensors = NO_TENSORS) -> Run:

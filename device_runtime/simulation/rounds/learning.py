@@ -130,7 +130,7 @@ class ModelState:
 
         def counted(flight: PendingUpdate, update: Update) -> CountedUpdate:
             device, kind = flight.device, flight.kind
-            trained[device] = flight, replace(update, tensors=NO_TENSORS, memory=None)
+            trained[device] = flight, Update(kind, NO_TENSORS, update.num_examples, update.train_loss)
             return CountedUpdate(device, kind, flight.round, lambda: update, False, since[device])
 
         updates = starmap(counted, self._trained(flights, now))
