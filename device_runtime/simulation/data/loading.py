@@ -285,7 +285,12 @@ class Clients:
         return replace(self, order=self.order[among], offsets=ends)
 
     def __len__(self) -> int:
-        return self.devices or len(self.offsets) - 1
+        return self.devices or self.parts
+
+    @property
+    def parts(self) -> int:
+        """The number of parts: fewer than the devices where they repeat."""
+        return len(self.offsets) - 1
 
     def sizes(self) -> NDArray[np.int64]:
         """The number of samples of each part, (k,)."""
@@ -293,7 +298,7 @@ class Clients:
 
     def indices(self, device: int) -> NDArray[np.int64]:
         """The indices of this device's samples, (n_k,)."""
-        device %= len(self.offsets) - 1
+        device %= self.parts
         return np.asarray(self.order)[self.offsets[device] : self.offsets[device + 1]]
 
     def local(self, device: int, spec: InputSpec) -> LocalData:

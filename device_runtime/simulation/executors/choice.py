@@ -146,7 +146,7 @@ def _form_flops(inputs: ExecutorInputs, form: AnyStrategy) -> float:
     manifest = inputs.of(form.member).manifest
     labels, samples = (
         len(manifest.labels),
-        -(-len(inputs.clients.order) // max(1, len(inputs.clients.sizes()))),
+        -(-len(inputs.clients.order) // max(1, inputs.clients.parts)),
     )
     counts = tuple(samples // labels + (label < samples % labels) for label in range(labels))
     try:

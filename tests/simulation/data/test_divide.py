@@ -337,7 +337,7 @@ def test_more_than_a_million_devices_that_reuse_samples_have_repeated_parts(monk
     assert [part.tolist() for part in many] == [few[device % 20].tolist() for device in range(51)]
     assert many[-1].tolist() == few[10].tolist()
     clients = loading.Clients.of(data.train_x, data.train_y, many)
-    assert (len(clients), len(clients.sizes())) == (51, 20)
+    assert (len(clients), clients.parts, len(clients.sizes())) == (51, 20, 20)
     assert all(clients.indices(device).tolist() == many[device].tolist() for device in range(51))
 
 
