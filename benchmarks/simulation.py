@@ -10,7 +10,8 @@
 A: CNN conv32-conv64-pool-dense128 (1,626,442 parameters), 1,000 users of 50 images 3x32x32, 50 a round,
 batch 10, one epoch, SGD 0.1.
 B: logistic regression 784-10, 1,000 users of 60, 10 a round, batch 10, one epoch, SGD 0.03.
-C: no work, 1,000 parameters sent back, 50 a round of 1,000, 5,000 and, ours alone, 100,000 users.
+C: no work, 1,000 parameters sent back, 50 a round of 1,000, 5,000 and, ours alone, 100,000 and 15,000,000
+users.
 
 Every peer has an environment of its own, with the same torch; runs two processes of one thread each; takes
 its samples from the same files, its start from the same weights. Their settings stand in the heads of the
