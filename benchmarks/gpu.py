@@ -497,7 +497,9 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", choices=(*ROWS, CPU), default=[*ROWS, CPU], help="(all)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count (7)")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu (cuda)")
-    parser.add_argument("--precision", default="float32", help="of ours and of bare torch (float32)")
+    parser.add_argument(
+        "--precision", default="float32", help="of ours and of bare torch: float32, tf32 or bf16 (float32)"
+    )
     parser.add_argument("--tiny", action="store_true", help="few devices and small networks, for a test")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / ".bench-environments" / "gpu", help="bundles, logs"

@@ -57,13 +57,13 @@ class BareJob:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Computes in the job's precision: float32, tf32 or bfloat16; the same for all peers."""
+        """Computes in the job's precision: float32, tf32 or bf16; the same for all peers."""
         short = self.precision == "tf32"
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         before = matmul.allow_tf32, cudnn.allow_tf32
         matmul.allow_tf32, cudnn.allow_tf32 = short, short
         try:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
                 yield
         finally:
             matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -114,12 +114,12 @@ def export(
     return write(module, spec, folder)
 
 
-def export_for(module: nn.Module, data: DataSpec) -> Bundle:
+def export_for(module: nn.Module, data: DataSpec, loss: str | Callable[[Any, Any], Any] = "") -> Bundle:
     """Exports a network for the samples of a simulation, into the cache folder of this user.
 
-    The samples go to the network as they are, as float32. Class numbers are trained by cross-entropy, numbers
-    in columns by mse. Batch norms follow the batches. The same network has the same bundle in the same place.
-    Raises as `export` does, DataSetError, and OSError.
+    The samples go to the network as they are, as float32. loss: as in `export`; by default class numbers are
+    trained by cross-entropy, numbers in columns by mse. Batch norms follow the batches. The same network has
+    the same bundle in the same place. Raises as `export` does, DataSetError, and OSError.
     """
     check_torch()
     from torch import nn
@@ -149,7 +149,8 @@ def export_for(module: nn.Module, data: DataSpec) -> Bundle:
             Path(making) / name.lower(),
             input=samples.train_x.shape[1:],
             labels=labels,
-            loss="mse" if samples.has_columns else "cross-entropy",
+            loss=loss or ("mse" if samples.has_columns else "cross-entropy"),
+            targets=("values" if samples.has_columns else "classes") if callable(loss) else "",
             batchnorm="training" if batch_norms(module) else "frozen",
         )
         place = home / f"network-{bundle.sha256[:32]}"

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from device_runtime.device.selection.choose import ChoicePolicy
 from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
-from device_runtime.models.networks.own import is_portable, own_network, source_of
+from device_runtime.models.networks.own import is_portable, own_function, own_network, source_of
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation.compare.completing import (
@@ -72,6 +72,7 @@ def simulate(
     devices: int | None = None,
     rounds: int | None = None,
     module: Callable[..., Any] | str | None = None,
+    loss: Callable[..., Any] | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     callbacks: Sequence[Callback] = (),
@@ -98,6 +99,8 @@ def simulate(
     was exported, a function that gives it, or "FILE.py:NAME" (or "PACKAGE.MODULE:NAME"). Without a task it is
     exported, as an nn.Module in place of one is. Only a text means the same to other processes: all runs and
     devices of a module or function are trained in this one.
+    loss: of a network that is exported here, as in `dr.export`. Of a bundle with a loss of one's own, its
+    function, by which torch trains it: the function itself, which only this process has, or "FILE.py:NAME".
     device: cpu or, by torch, cuda or cuda:N (default: as a Scenario says, cpu).
     precision: of training: float32 or, by torch, bf16, on a GPU tf32 (default: as a Scenario says, float32).
     callbacks: are called in this process, where all runs are then done.
@@ -121,8 +124,8 @@ def simulate(
             'put the call below `if __name__ == "__main__":`'
         )
     by_torch = EngineSettings(precision=precision or "float32", device=device or "cpu").for_torch
-    learnt, module = _exported(task, module, data, by_torch)
-    scenario = scenario_of(learnt, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
+    code = _exported(OwnCode(task, module, loss), data, by_torch)
+    scenario = scenario_of(code.task, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
     run = RunOptions(request, callbacks=tuple(callbacks))
     named = None if policies is None else tuple(dict.fromkeys(_names(policies)))
@@ -134,8 +137,9 @@ def simulate(
     )
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="device-runtime-"))
     try:
-        with source_of("" if module is None else module) as source:
-            scenario = _on(scenario, source, device, precision)
+        with source_of(code.module or "") as source, source_of(code.loss or "") as own_loss:
+            over = {"module": source or None, "own_loss": own_loss or None}
+            scenario = _on(scenario, over | {"place": device, "precision": precision})
             plan = planned(scenario, selection, folder)
             done = _completed(plan, run, _count("parallel", parallel), progress)
         return SimulationResult(done, temporary=run_dir is None)
@@ -219,8 +223,9 @@ def _completed(
     """Does the missing runs, and returns the plan without policies that failed."""
     alone = len(plan.missing()) < 2
     here = alone or bool(run.callbacks) or not may_run_elsewhere(plan)
-    if not (alone or is_portable(module := plan.scenario.module)):
-        log.warning("only this process has module %s: it does all runs, one after another", module[1:])
+    own = [source[1:] for source in plan.scenario.own_code if not is_portable(source)]
+    if own and not alone:
+        log.warning("only this process has %s: it does all runs, one after another", ", ".join(own))
     if here:
         run = replace(run, load=LastDataSet().load)
     check_runs(plan, run)
@@ -233,37 +238,42 @@ def _completed(
     return done
 
 
-def _exported(
-    task: Scenario | Task | Bundle | str | Path | Callable[..., Any],
-    module: Callable[..., Any] | str | None,
-    data: DataSpec | None,
-    by_torch: bool,
-) -> tuple[Any, Callable[..., Any] | str | None]:
-    """The task and the module to train; of a network in place of a task, the bundle that it is exported as.
+@dataclass(frozen=True)
+class OwnCode:
+    """What `simulate` trains: a task, or a network in its place, and code for torch."""
 
-    It is trained by torch where it is given as `module`, and with `by_torch`. Raises as `export_for` does,
-    and ScenarioError.
+    task: Any
+    module: Callable[..., Any] | str | None
+    loss: Callable[..., Any] | str | None
+
+
+def _exported(code: OwnCode, data: DataSpec | None, by_torch: bool) -> OwnCode:
+    """With the bundle that a network without a task is exported as.
+
+    It is trained by torch where it is given as `module`, and with `by_torch`. Raises ScenarioError, and as
+    `export_for` does.
     """
+    task, module, loss = code.task, code.module, code.loss
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(task, torch.nn.Module):
-        if module is None or task != PRESET:
-            return task, module
-        network: Any = module
-    elif module is not None:
+    alone = torch is not None and isinstance(task, torch.nn.Module)
+    if not alone and (module is None or task != PRESET):
+        return code
+    if alone and module is not None:
         raise ScenarioError("task is a network, and module another one: leave one of them out")
-    else:
-        network, module = task, task if by_torch else None
     if data is None:
         raise ScenarioError(
             "a network of one's own needs data: data=device_runtime.data.arrays(x, y), or others"
         )
-    with source_of(network) as source:
-        return export_for(own_network(source, {}), data), module
+    with source_of(task if alone else module) as source:
+        function = own_function(loss) if isinstance(loss, str) and ":" in loss else loss
+        bundle = export_for(own_network(source, {}), data, function or "")
+    if alone and by_torch:
+        module = task
+    return OwnCode(bundle, module, loss if module is not None and callable(function) else None)
 
 
-def _on(scenario: Scenario, module: str, device: str | None, precision: str | None) -> Scenario:
-    """The scenario with this module, device and precision, where they are given."""
-    over = {"module": module or None, "place": device, "precision": precision}
+def _on(scenario: Scenario, over: Mapping[str, str | None]) -> Scenario:
+    """The scenario with those of these values that are given."""
     changes = {name: value for name, value in over.items() if value is not None}
     return msgspec.structs.replace(scenario, **changes)
 

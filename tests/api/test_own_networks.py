@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 import device_runtime as dr
 from device_runtime.cli import main
 from device_runtime.models.errors import EngineError, ExportError
-from device_runtime.models.networks.own import own_network
+from device_runtime.models.networks.own import own_function, own_network
 from device_runtime.simulation.errors import ExecutorError, ScenarioError
 from device_runtime.simulation.executors.batched_many import BatchedNetworks
 from device_runtime.simulation.executors.choice import ExecutorRequest
@@ -101,7 +101,7 @@ def test_a_network_of_this_process_is_trained_here(folder, by_onnx, caplog):
         served(folder, module=network, executor="processes")
     runs = dr.simulate(folder / "bundle", module=lambda: network, seeds=2, **{**SMALL, "rounds": 1}).runs
     assert not any((run.folder / "log.txt").exists() for run in runs)
-    assert "only this process has module" in caplog.text
+    assert "it does all runs, one after another" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -256,3 +256,91 @@ def test_a_precision_is_for_torch_and_is_named_where_it_changes_results(folder, 
         dr.simulate("bundle", precision="int8", **SMALL)
     with pytest.raises(ScenarioError, match="precision is tf32, which only GPUs have, and place is cpu"):
         dr.simulate("bundle", precision="tf32", **SMALL)
+
+
+LOSSES = """
+import torch
+
+def pinball(outputs, targets):
+    off = targets - outputs
+    return torch.where(off > 0, 0.9 * off, -0.1 * off).mean(1)
+
+def squared(outputs, targets): return ((targets - outputs) ** 2).mean(1)
+number = 3
+"""
+
+
+@pytest.fixture
+def values(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return {"data": dr.data.arrays(ROWS, ROWS[:, :2], partition="iid"), **ALONE}
+
+
+@pytest.fixture(scope="module")
+def quantiles(tmp_path_factory):
+    """losses.py, and a bundle of its loss."""
+    folder = tmp_path_factory.mktemp("losses")
+    (folder / "losses.py").write_text(LOSSES)
+    pinball = own_function(f"{folder}/losses.py:pinball")
+    labels = ["first", "second"]
+    dr.export(linear(2), folder / "bundle", input=(6,), labels=labels, loss=pinball, tunable="all")
+    return folder
+
+
+@pytest.mark.parametrize("executor", ["plain", "batched"])
+def test_a_loss_of_ones_own_is_trained_by_torch_as_by_the_graphs(quantiles, values, executor):
+    def weights(**arguments):
+        run = dr.simulate(quantiles / "bundle", **values, **arguments).runs[0]
+        return load_file(run.folder / "served.safetensors")
+
+    loss = f"{quantiles}/losses.py:pinball"
+    by_torch = weights(module=linear(2), loss=loss, executor=executor)
+    assert_close(by_torch, weights())
+    same = weights(module=linear(2), loss=own_function(loss), executor=executor)
+    assert all(np.array_equal(by_torch[name], same[name]) for name in same)
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        (
+            "losses.py:squared",
+            EngineError,
+            r"loss .*losses.py:squared is .* on random samples, and .* by bundle",
+        ),
+        (
+            "losses.py:absent",
+            EngineError,
+            "loss .*losses.py:absent cannot be imported .*no attribute 'absent'",
+        ),
+        ("losses.py:number", EngineError, "loss .*losses.py:number is a int, expected a function"),
+        (None, EngineError, r"has a loss of its own: give its function \(simulate --own-loss\)"),
+    ],
+)
+def test_a_loss_that_is_not_the_bundle_s_is_refused_before_anything_is_run(
+    quantiles, values, loss, error, message, monkeypatch
+):
+    monkeypatch.chdir(quantiles)
+    with pytest.raises(error, match=message):
+        dr.simulate("bundle", module=linear(2), loss=loss, **values)
+
+
+def test_a_loss_for_a_bundle_that_has_another_is_refused(quantiles, folder):
+    with pytest.raises(
+        ScenarioError, match="own_loss is .*pinball, but bundle bundle has loss cross-entropy"
+    ):
+        dr.simulate(folder / "bundle", loss=f"{quantiles}/losses.py:pinball", **SMALL)
+
+
+@pytest.mark.slow
+def test_a_network_in_place_of_a_task_takes_a_loss(quantiles, values):
+    by_graphs, by_torch = (
+        load_file(dr.simulate(**code, **values).runs[0].folder / "served.safetensors")
+        for code in (
+            {"task": linear(2), "loss": own_function(f"{quantiles}/losses.py:pinball")},
+            {"module": linear(2), "loss": f"{quantiles}/losses.py:pinball"},
+        )
+    )
+    assert_close(by_torch, by_graphs)
+    mae = dr.simulate(linear(2), loss="mae", **values)
+    assert "R2" in mae.table()

@@ -80,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "PACKAGE.MODULE:NAME, as for export, works too.",
     )
     add(
+        "--own-loss",
+        metavar="FILE.py:NAME",
+        help="Train a bundle with a loss of one's own by torch, with this function.",
+    )
+    add(
         "--precision",
         choices=TRAINING_PRECISIONS,
         help="Train by torch in this precision, tf32 on a GPU only; results differ (default: float32).",

@@ -45,7 +45,7 @@ def engine_choices(
 
     Without a bundle, for bundles in general. Looks at what is installed, and imports no engine.
     """
-    choices = (_onnxruntime(), _training(bundle), _torch(bundle, settings.module))
+    choices = (_onnxruntime(), _training(bundle), _torch(bundle, settings))
     usable = {choice.name: choice for choice in choices if choice.usable}
     preferred = ("torch",) if settings.for_torch else PREFERRED
     best = next((name for name in preferred if name in usable), None)
@@ -73,10 +73,9 @@ def engine_choice(
     [choice] = [choice for choice in choices if choice.name == engine]
     if not choice.usable:
         raise EngineError(f"engine {engine} cannot be used here: {choice.reason}")
-    if engine != "torch" and settings.module:
-        raise EngineError(
-            f"engine {engine} runs a bundle's graphs, and no module ({settings.module}): engine torch can"
-        )
+    if engine != "torch" and settings.own_code:
+        what = f"module ({settings.module})" if settings.module else f"loss ({settings.loss})"
+        raise EngineError(f"engine {engine} runs a bundle's graphs, and no {what}: engine torch can")
     if engine != "torch" and settings.precision in TRAINING_PRECISIONS[1:]:
         raise EngineError(f"engine {engine} trains in float32, not in {settings.precision}: engine torch can")
     return choice
@@ -115,17 +114,20 @@ def open_torch(
 ) -> "TorchModel":
     """Opens a bundle on engine torch, by the module of the settings if the bundle names no network.
 
-    Raises EngineError for a module that cannot be made or is not the bundle's, for a precision that torch
-    does not train in, and as `TorchModel` does.
+    A loss of one's own is that of the settings. Raises EngineError for a module or loss that cannot be made
+    or is not the bundle's, for a precision that torch does not train in, and as `TorchModel` does.
     """
-    from device_runtime.models.torch_engine.engine import TorchModel, module_of
+    from device_runtime.models.torch_engine.engine import TorchModel, loss_named, module_of
 
     if settings.precision not in TRAINING_PRECISIONS:
         raise EngineError(f"engine torch computes in float32, not in {settings.precision}")
-    module = module_of(settings.module) if settings.module and bundle.manifest.source is None else None
+    manifest = bundle.manifest
+    module = module_of(settings.module) if settings.module and manifest.source is None else None
+    loss = loss_named(settings.loss) if settings.loss and manifest.target.own else None
     return TorchModel(
         bundle,
         module=module,
+        loss=loss,
         threads=settings.threads,
         batch=batch,
         watch=watch,
@@ -159,15 +161,15 @@ def _training(bundle: Bundle | None) -> EngineChoice:
     return EngineChoice("onnxruntime-training", version, True, reason)
 
 
-def _torch(bundle: Bundle | None, module: str) -> EngineChoice:
+def _torch(bundle: Bundle | None, settings: EngineSettings) -> EngineChoice:
     if not _installed("torch"):
         return EngineChoice("torch", "", False, "not installed: pip install 'device-runtime[torch]'")
     version = _version("torch")
-    if bundle is not None and bundle.manifest.source is None and not module:
+    if bundle is not None and bundle.manifest.source is None and not settings.module:
         says = f"bundle {bundle.manifest.name} does not say which network it was made from"
         return EngineChoice("torch", version, False, says)
-    if bundle is not None and bundle.manifest.target.own:
-        says = f"bundle {bundle.manifest.name} has a loss of its own, which is in its graphs alone"
+    if bundle is not None and bundle.manifest.target.own and not settings.loss:
+        says = f"bundle {bundle.manifest.name} has a loss of its own: give its function (simulate --own-loss)"
         return EngineChoice("torch", version, False, says)
     reason = "the network itself; takes two to four times the memory"
     return EngineChoice("torch", version, True, reason)

@@ -34,6 +34,7 @@ class EngineSettings:
     device: cpu, or cuda or cuda:N on engine torch.
     module: the source of the module (see `networks.own`) that engine torch runs for bundles that name no
     network; empty: none.
+    loss: the source of the function that engine torch runs for bundles with a loss of one's own; empty: none.
     run_bytes: the most live activations of one run on ONNX Runtime, see Graph.rows.
     """
 
@@ -43,11 +44,17 @@ class EngineSettings:
     device: str = "cpu"
     run_bytes: int = RUN_BYTES
     module: str = ""
+    loss: str = ""
 
     @property
     def for_torch(self) -> bool:
         """Whether engine torch alone can do what is asked for."""
-        return self.module != "" or self.device != "cpu" or self.precision in TRAINING_PRECISIONS[1:]
+        return self.own_code != () or self.device != "cpu" or self.precision in TRAINING_PRECISIONS[1:]
+
+    @property
+    def own_code(self) -> tuple[str, ...]:
+        """The sources of the user's code that engine torch runs."""
+        return tuple(source for source in (self.module, self.loss) if source)
 
 
 DEFAULT_ENGINE_SETTINGS = EngineSettings()

@@ -50,6 +50,12 @@ def own_network(source: str, settings: Mapping[str, Any], hint: str = "") -> nn.
     return network
 
 
+def own_function(source: str) -> Callable[..., Any]:
+    """The function that a source names. Raises ExportError."""
+    function: Callable[..., Any] = _named(source)
+    return function
+
+
 def absolute(source: str) -> str:
     """The source with the whole path of its file, which means the same in every folder."""
     where, _, name = source.rpartition(":")
@@ -62,8 +68,8 @@ def is_portable(source: str) -> bool:
 
 
 @contextmanager
-def source_of(module: nn.Module | Callable[[], nn.Module] | str) -> Iterator[str]:
-    """A source that holds inside, in this process alone, for a module or a function that gives one.
+def source_of(module: nn.Module | Callable[..., Any] | str) -> Iterator[str]:
+    """A source that holds inside, in this process alone, for a module, a function that gives one, or a loss.
 
     A text is a source itself. Raises ExportError for anything else.
     """

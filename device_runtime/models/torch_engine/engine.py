@@ -34,11 +34,12 @@ from device_runtime.models.engines.base import (
     even_share,
 )
 from device_runtime.models.errors import EngineError, ExportError
-from device_runtime.models.networks.own import own_network
+from device_runtime.models.networks.own import own_function, own_network
 from device_runtime.models.peft.tunable_sets import inject, scale_features
 from device_runtime.models.torch_modules.functional_module import (
     ForwardPass,
     FunctionalModule,
+    OwnLoss,
     loss_of,
     recorded_statistics,
     run,
@@ -57,12 +58,15 @@ from device_runtime.models.torch_modules.parameters import level_outputs
 from .place import DeviceBuffer, TorchProcessor, channels_innermost, find_device, keep_layout
 
 
-def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.device) -> FunctionalModule:
+def subject_of(
+    manifest: Manifest, module: nn.Module | None, device: torch.device, own_loss: OwnLoss | None = None
+) -> FunctionalModule:
     """The network of `manifest` on `device`, in eval mode, without values, which come from the bundle.
 
     `module` is copied; the parameters that the bundle's tunable sets inject are added if it lacks them.
     Without one, the network that the manifest names is built from this package's own list; nothing else is
-    ever imported. Raises EngineError if the manifest names none, or the tensors differ from the bundle's.
+    ever imported. `own_loss`: where the bundle has a loss of a user's own. Raises EngineError if the manifest
+    names none, or the tensors differ from the bundle's.
     """
     network = _built_network(manifest) if module is None else copy.deepcopy(module)
     head, spec = manifest.head.weight.rpartition(".")[0], manifest.input
@@ -77,7 +81,7 @@ def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.devic
     what = manifest.source.network if manifest.source else type(network).__name__
     _check_alike(manifest, _first_difference(manifest, network), what)
     example = torch.zeros((1, *spec.shape), dtype=torch.int64 if spec.vocabulary else torch.float32)
-    module, loss = _without_memory(network.to(device)).eval(), loss_of(manifest.target)
+    module, loss = _without_memory(network.to(device)).eval(), loss_of(manifest.target, own_loss)
     return FunctionalModule(module, head, example, outputs, loss)
 
 
@@ -92,6 +96,15 @@ def module_of(source: str) -> nn.Module:
             return own_network(source, {}, hint)
     except ExportError as error:
         raise EngineError(f"module {error}") from error
+
+
+def loss_named(source: str) -> OwnLoss:
+    """The user's loss of a source, as `networks.own` finds it. Raises EngineError."""
+    try:
+        loss: OwnLoss = own_function(source)
+    except ExportError as error:
+        raise EngineError(f"loss {error}") from error
+    return loss
 
 
 def _built_network(manifest: Manifest) -> nn.Module:
@@ -156,6 +169,7 @@ class TorchModel:
         bundle: Bundle,
         *,
         module: nn.Module | None = None,
+        loss: OwnLoss | None = None,
         device: str = "cpu",
         batch: int = 32,
         threads: int = 1,
@@ -167,8 +181,8 @@ class TorchModel:
         precision: of training, one of TRAINING_PRECISIONS; all else is computed in float32.
 
         `module` is the module that the bundle was exported from; it is needed if the manifest names no
-        network. Raises EngineError for a device that is not there, for tf32 on the CPU, and as
-        `subject_of` does.
+        network, and `loss` if it is a function of one's own. Raises EngineError for a device that is not
+        there, for tf32 on the CPU, and as `subject_of` does.
         """
         check_sizes(batch, threads)
         self.manifest: Manifest = bundle.manifest
@@ -179,7 +193,7 @@ class TorchModel:
         self._bundle = bundle
         # a given module may run operators unknown here, and the changes for speed are of float32
         self.tuned = self.place.on_cpu and module is None and precision == "float32"
-        self._subject = subject_of(bundle.manifest, module, self.place.device)
+        self._subject = subject_of(bundle.manifest, module, self.place.device, loss)
         self._weights: Tensors = {}
         self._host: dict[str, Tensor] = {}
         self._tensors: dict[str, Tensor] = {}

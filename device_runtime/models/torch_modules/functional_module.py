@@ -262,7 +262,7 @@ def loss_of(target: TargetSpec, own: OwnLoss | None = None) -> SampleLoss:
     if target.own and own is None:
         raise EngineError(
             f"loss {target.loss} is a function of whoever exported the bundle, and only the bundle's graphs "
-            "have it: choose engine onnxruntime"
+            "have it: give the function too (simulate --own-loss), or choose engine onnxruntime"
         )
     shipped: dict[str, OwnLoss] = {
         "mse": mse,

@@ -114,7 +114,7 @@ def complete(
 def may_run_elsewhere(plan: ComparisonPlan) -> bool:
     """Whether other processes can do these runs.
 
-    The command must be installed, and able to load every kind, term, merge rule, choice policy and module.
+    The command must be installed, and able to load every kind, term, merge rule, choice policy, module, loss.
     """
     scenarios = [of_policy(plan.scenario, policy) for policy in plan.comparison.policies]
     kinds = {kind.name: kind.strategy for scenario in scenarios for kind in scenario.task.kinds}
@@ -122,7 +122,7 @@ def may_run_elsewhere(plan: ComparisonPlan) -> bool:
     own += [type(rule) for scenario in scenarios if (rule := scenario.task.server.own_rule) is not None]
     return (
         has_command()
-        and is_portable(plan.scenario.module)
+        and all(map(is_portable, plan.scenario.own_code))
         and all(map(registry.is_portable, kinds.values()))
         and all(map(registry.is_loadable, own))
     )

@@ -243,8 +243,8 @@ def check(
 ) -> None:
     """Checks for errors that every run would have: opens the bundle, loads the data and divides it.
 
-    The data is divided as in the first missing run. A module of the user's own is compared with its bundles.
-    This also fills the data cache once, rather than in each of several processes.
+    The data is divided as in the first missing run. A module and a loss of the user's own are compared with
+    its bundles. This also fills the data cache once, rather than in each of several processes.
 
     Raises the errors of `rounds.run.prepare`, EngineError, ScenarioError for data that does not fit the
     bundle and for a policy whose kinds the bundle cannot do, and ExecutorError.
@@ -257,7 +257,7 @@ def check(
     for bundle in prepared.inputs.bundles.values():
         if prepared.inputs.engine.for_torch:
             engine_choice(bundle, prepared.inputs.engine)
-        if prepared.inputs.engine.module and bundle.manifest.source is None:
+        if prepared.inputs.engine.own_code:
             compare_module(bundle, prepared.inputs.engine)
     for sentence in without_effect(scenario, prepared, {name.policy for name in missing}):
         log.warning("%s", sentence)
@@ -271,20 +271,29 @@ def check(
 
 
 def compare_module(bundle: Bundle, engine: EngineSettings) -> None:
-    """Compares the logits of a user's module with those of the bundle, on random samples, on the CPU.
+    """Compares the logits of a user's module, and the values of a user's loss, with those of the bundle.
 
-    Equal tensors do not say that it is the same network. Raises EngineError where the logits differ or the
-    module cannot be run.
+    On random samples, on the CPU. Equal tensors do not say that it is the same network. Raises EngineError
+    where they differ, or the code cannot be run.
     """
-    theirs = open_model(bundle, replace(engine, device="cpu"))
-    x, _ = random_samples(bundle.manifest, COMPARED)
-    logits, expected = theirs.logits(x), open_model(bundle).logits(x)
+    theirs, right = open_model(bundle, replace(engine, device="cpu")), open_model(bundle)
+    x, y = random_samples(bundle.manifest, COMPARED)
+    logits, expected = theirs.logits(x), right.logits(x)
     off = float(np.abs(logits - expected).max()) if np.isfinite(logits).all() else inf
     if not off <= OFF_BUNDLE * max(1e-3, float(np.abs(expected).max())):
         raise EngineError(
             f"module {engine.module} computes other logits than bundle {bundle.manifest.name}, off by up to "
             f"{off:.2g} on random samples: was it changed after the export?"
         )
+    graphs = (name.partition(".") for name in bundle.manifest.graphs)
+    tunable = next((tunable for kind, _, tunable in graphs if kind == "loss"), "")
+    if engine.loss and tunable:
+        loss, of_graph = (model.probe(tunable).loss(x, y) for model in (theirs, right))
+        if not abs(loss - of_graph) <= OFF_BUNDLE * max(1e-3, abs(of_graph)):
+            raise EngineError(
+                f"loss {engine.loss} is {loss:.4g} on random samples, and {of_graph:.4g} by bundle "
+                f"{bundle.manifest.name}: was it changed after the export?"
+            )
 
 
 def without_effect(scenario: Scenario, prepared: PreparedRun, policies: Iterable[str]) -> tuple[str, ...]:

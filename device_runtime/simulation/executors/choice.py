@@ -90,10 +90,12 @@ def choose(inputs: ExecutorInputs, request: ExecutorRequest, kinds: Sequence[Any
     if request.address is not None and request.name not in (AUTO, "ray"):
         raise ExecutorError(f"executor {request.name} takes no address ({request.address}): only ray does")
     elsewhere = request.address is not None or request.name in ("processes", "ray")
-    if elsewhere and not is_portable(inputs.engine.module):
+    here = [source for source in inputs.engine.own_code if not is_portable(source)]
+    if elsewhere and here:
+        what = "module" if here[0] == inputs.engine.module else "loss"
         raise ExecutorError(
-            f"executor {request.name} trains in other processes, which have no module "
-            f"{inputs.engine.module[1:]}: name it by FILE.py:NAME, or take executor auto, plain or batched"
+            f"executor {request.name} trains in other processes, which have no {what} {here[0][1:]}: "
+            "name it by FILE.py:NAME, or take executor auto, plain or batched"
         )
     if request.name == "batched":
         return ExecutorChoice("plain", True, True, "as asked for")
@@ -110,7 +112,7 @@ def _fastest(inputs: ExecutorInputs, cores: int, kinds: Sequence[AnyStrategy]) -
     others = [kind for kind in kinds if kind not in together]
     heaviest = max((job_flops(inputs, kind) for kind in others), default=0.0)
     here = [kind.name for kind in others if not registry.is_portable(kind)]
-    here += [f"module {module[1:]}"] if not is_portable(module := inputs.engine.module) else []
+    here += [source[1:] for source in inputs.engine.own_code if not is_portable(source)]
     heavy = heaviest >= HEAVY_FLOPS and cores > 1 and inputs.engine.device == "cpu" and not here
     networks = _are_batched(inputs, others) and not (heavy and cores > FEW_CORES)
     why = [f"{kind.name} of many devices is one matrix product" for kind in together]

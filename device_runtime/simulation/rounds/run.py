@@ -82,6 +82,9 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
     if scenario.module and (source := bundle.manifest.source) is not None:
         says = f"bundle {bundle.manifest.name} says which network it was made from ({source.network})"
         raise ScenarioError(f"module is {scenario.module}, but {says}: leave the module out")
+    if scenario.own_loss and not (target := bundle.manifest.target).own:
+        says = f"bundle {bundle.manifest.name} has loss {target.description}"
+        raise ScenarioError(f"own_loss is {scenario.own_loss}, but {says}: leave it out")
     try:
         family = open_family(scenario.task, bundle)
         scenario = _with_members(scenario, tuple(family))
@@ -94,8 +97,9 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
     clients = Clients.of(data.train_x, y, parts)
     if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
         clients = clients.of_class(0)
+    own = absolute(scenario.module), absolute(scenario.own_loss)
     engine = EngineSettings(
-        scenario.engine, scenario.precision, device=scenario.place, module=absolute(scenario.module)
+        scenario.engine, scenario.precision, device=scenario.place, module=own[0], loss=own[1]
     )
     inputs = ExecutorInputs(bundle, clients, engine, family)
     return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle))

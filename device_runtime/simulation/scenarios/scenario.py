@@ -58,7 +58,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     place: with engine torch, it may be cuda.
     precision: of training; with engine torch, it may be bf16, and on a GPU tf32.
     module: the network of a bundle of own code, as FILE.py:NAME or PACKAGE.MODULE:NAME, by which engine torch
-    trains it; empty: none.
+    trains it; empty: none. own_loss: the function of a bundle with a loss of one's own, in the same way.
     choose: the policy by which devices choose among updates; empty: the first that fits.
     all_kinds: settings for all kinds of every policy that have them, in place of the kinds' own.
     Raises ScenarioError for settings that are out of range or contradict each other.
@@ -73,6 +73,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     engine: str = AUTO
     place: str = "cpu"
     module: str = ""
+    own_loss: str = ""
     precision: str = "float32"
     choose: str = ""
     all_kinds: SharedSettings = NONE_SHARED
@@ -111,6 +112,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """A phrase for a precision that changes results; empty for float32."""
         return "" if self.precision == "float32" else f"; trained in {self.precision}"
 
+    @property
+    def own_code(self) -> tuple[str, ...]:
+        """The sources of the user's code that engine torch runs."""
+        return tuple(source for source in (self.module, self.own_loss) if source)
+
     def json(self) -> bytes:
         """Canonical JSON: equal scenarios give equal bytes, also after tasks and data gain new settings."""
         whole = msgspec.to_builtins(self)
@@ -130,7 +136,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for newer in ("groups", "validation_share", "client_level", "feature_columns", "client_column"):
             if not whole["data"][newer]:
                 del whole["data"][newer]
-        for newer in ("choose", "module"):
+        for newer in ("choose", "module", "own_loss"):
             if not whole[newer]:
                 del whole[newer]
         if self.precision == "float32":
@@ -215,9 +221,10 @@ def _scenario_of(table: Mapping[str, Any], beside: Path) -> Scenario:
             raise ScenarioError(explained(error, GroupData, f"data.groups.{name}")) from None
     task |= {name: near(beside, task[name]) for name in ("bundle", "generic") if name in task}
     check_effect(task)
-    if isinstance(module := parts.get("module"), str):
-        file, colon, name = module.rpartition(":")
-        parts["module"] = f"{near(beside, file)}{colon}{name}" if file.endswith(".py") else module
+    for key in ("module", "own_loss"):
+        if isinstance(source := parts.get(key), str):
+            file, colon, name = source.rpartition(":")
+            parts[key] = f"{near(beside, file)}{colon}{name}" if file.endswith(".py") else source
     if "masks" in task:
         task["masks"] = stand_in_helpers(task["masks"])
     if "kinds" in task:

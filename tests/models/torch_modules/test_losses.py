@@ -26,7 +26,7 @@ def test_a_reconstruction_is_compared_with_the_flattened_input():
 
 def test_an_own_loss_needs_its_function():
     target = TargetSpec("focal", "classes", own=True)
-    with pytest.raises(EngineError, match="only the bundle's graphs have it: choose engine onnxruntime"):
+    with pytest.raises(EngineError, match="only the bundle's graphs have it: give the function too"):
         loss_of(target)
     assert loss_of(target, lambda outputs, y: outputs[:, 0]).target == target
 
