@@ -263,7 +263,8 @@ def _pooled_extras(
 
 
 def _fused(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Normalised:
-    """torch's own batch norm of all rows."""
+    """torch's own batch norm of all rows, in float32."""
+    x = x.float()
     y, mean, rstd = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
     variance = (rstd.detach() ** -2 - eps).clamp(min=0)
     return y, mean.detach(), variance, x.new_full((), x.numel() // x.shape[1])

@@ -198,11 +198,13 @@ def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
             assert not np.shares_memory(value, model.weights[name])
 
 
-def test_bf16_rounds_products_of_training_alike_for_one_copy_and_for_many(opened):
-    exact, model = opened("cnn"), opened("cnn", precision="bf16")
-    x = lessons()[3].x
+@pytest.mark.parametrize("network", ["cnn", "batch norm"])
+def test_bf16_rounds_products_of_training_alike_for_one_copy_and_for_many(opened, network):
+    exact, model = opened(network), opened(network, precision="bf16")
+    shape = model.manifest.input.shape
+    x = lessons(shape=shape)[3].x
     np.testing.assert_array_equal(model.logits(x), exact.logits(x))
-    lesson_list = lessons(1)
+    lesson_list = lessons(1, shape)
     learnt = train_many(model, "all", lesson_list, Sgd(0.05))
     in_float32 = train_many(exact, "all", lesson_list, Sgd(0.05))
     for k, lesson in enumerate(lesson_list):
