@@ -229,7 +229,7 @@ class Turns(ours.Marks):
     """
 
     def __init__(self, row: Row, machine: Machine, inputs: ExecutorInputs, figures: Figures) -> None:
-        super().__init__([])
+        super().__init__([], row.devices)
         self._row, self._machine, self._inputs, self.figures = row, machine, inputs, figures
         self._rng = np.random.default_rng(SEED)
         self._peers: dict[str, Any] = {}
