@@ -53,7 +53,7 @@ def gru_layer(x: Tensor, weights: Weights) -> Tensor:
     """y of one GRU layer that starts at 0 (Cho et al. 2014; as in torch, r also multiplies b_hh)."""
     if get_proxy_mode() is not None:
         return _Gru.apply(x, *weights)
-    if is_functorch_wrapped_tensor(weights[0]):
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(weights[0]):
         return _gru_of_copies(x, weights)
     start = x.new_zeros(1, x.shape[1], weights[1].shape[1])
     return torch._VF.gru(x, start, weights, *_ONE_LAYER)[0]
@@ -63,7 +63,7 @@ def lstm_layer(x: Tensor, weights: Weights) -> Tensor:
     """y of one LSTM layer that starts at 0 (Hochreiter and Schmidhuber 1997, with a forget gate)."""
     if get_proxy_mode() is not None:
         return _Lstm.apply(x, *weights)
-    if is_functorch_wrapped_tensor(weights[0]):
+    if is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(weights[0]):
         return _lstm_of_copies(x, weights)
     start = x.new_zeros(1, x.shape[1], weights[1].shape[1])
     return torch._VF.lstm(x, (start, start), weights, *_ONE_LAYER)[0]

@@ -148,13 +148,12 @@ class PrivateSums:
         """
         k = len(next(iter(sums.values())))
         sizes = [total[0].numel() for total in sums.values()]
-        for place, privacy in enumerate(self._privacies[:k]):
+        drawn = np.zeros((k, sum(sizes)), np.float32)
+        for noise, privacy in zip(drawn, self._privacies, strict=False):
             if privacy.noise:
-                drawn = privacy.noise_of_sum(np.empty(sum(sizes), np.float32))
-                for total, noise in zip(sums.values(), self._place.tensor(drawn).split(sizes), strict=True):
-                    total[place].add_(noise.view(total[place].shape))
-        for total in sums.values():
-            total.div_(_by_copy(self._lots[:k], total))
+                privacy.noise_of_sum(noise)
+        for total, noise in zip(sums.values(), self._place.tensor(drawn).split(sizes, 1), strict=True):
+            total.add_(noise.reshape(total.shape)).div_(_by_copy(self._lots[:k], total))
 
 
 def _by_copy(values: Tensor, tensor: Tensor) -> Tensor:

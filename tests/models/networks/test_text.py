@@ -90,6 +90,8 @@ def test_layers_of_many_copies_are_those_of_each_alone(layer, gates):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns where vmap runs one copy after another
         grads, values = vmap(grad_and_value(loss))(weights, x)
+        frozen = [each[0] for each in weights]
+        torch.testing.assert_close(vmap(layer, (0, None))(x, frozen)[2], layer(x[2], frozen))
     for k in range(3):
         alone = tuple(each[k].clone().requires_grad_() for each in weights)
         value = loss(alone, x[k])
