@@ -30,12 +30,13 @@ MOST_LOADS = 10_000
 
 @dataclass
 class AskedDevice:
-    """The state of a device that was asked before: its corrections, and what it holds in addition to bundles.
+    """The state of a device: its corrections, and what it holds in addition to bundles.
 
     loads: the workload of the task on it with each model, before any base is fetched.
     charge_j: its battery's charge at `charged_s`, less the energy of the work that it was then given.
     ledger: the privacy spent by its samples.
     like: the form of its latest contribution that the aggregator accepted and still knows.
+    new: whether it was never asked; one with a battery has a state once its charge was looked at.
     """
 
     loads: Loads
@@ -45,6 +46,7 @@ class AskedDevice:
     bases: HeldBases = NO_BASES_HELD
     ledger: PrivacyLedger = UNSPENT
     like: AnyStrategy | None = None
+    new: bool = True
 
 
 class FleetState:
@@ -81,7 +83,7 @@ class FleetState:
 
     def is_new(self, device: int) -> bool:
         """Whether the device was never asked before."""
-        return device not in self._states
+        return device not in self._states or self._states[device].new
 
     def known(self, device: int) -> AskedDevice:
         """The state of the device, which is kept from now on."""
@@ -123,6 +125,7 @@ class FleetState:
         A device's corrections are not on its disk, so that a crash loses them.
         """
         state = self.known(device)
+        state.new = False
         profile = self.profile(device, state.corrections)
         battery = self.fleet.battery(device)
         if battery is not None:

@@ -99,3 +99,12 @@ def test_scalars_after_the_first_that_were_accepted_are_charged_what_few_bytes_t
     assert [up(), up()] == [190, 45]
     devices.ask(0, replace(conditions(draws=RoundDraws(crash=0.5, away_s=7.0)), kinds=(scalars,)))
     assert [up(), up()] == [190, 45]
+
+
+@pytest.mark.parametrize("battery", [None, {"wh": 1.0}])
+def test_a_device_is_new_until_it_is_asked_though_its_charge_was_looked_at(bundle, battery):
+    devices = lone_device(bundle, **({"battery": battery} if battery else {}))
+    assert devices.ready(0, 0.0)
+    assert devices.is_new(0)
+    devices.ask(0, conditions())
+    assert not devices.is_new(0)
