@@ -17,10 +17,10 @@ from .steps import MicroBatch, Step
 
 log = logging.getLogger(__name__)
 
-RECORDED_FROM = 16
+RECORDED_FROM = 64
 """Steps of one shape from which they are recorded.
 
-Not measured: a recording waits for the GPU, and takes about as long as a step takes on the host.
+Not measured. A recording waits for the GPU, collects garbage, and takes about as long as a step on the host.
 """
 PLAIN_FIRST = 2
 """Steps of a shape that run plainly before it is recorded: libraries load and choose kernels in them."""
