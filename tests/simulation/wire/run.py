@@ -237,10 +237,12 @@ def members(prepared: PreparedRun) -> list[WireMember]:
     manifests = {member: bundle.manifest for member, bundle in prepared.inputs.bundles.items()}
     devices = FleetState(fleet, clients, manifests, scenario.slow)
     wire_members = []
-    for number, name in enumerate(devices.names()):
+    for number in range(len(devices)):
         indices = clients.indices(number)
         x, y = clients.x[indices], manifests[MAIN].target.raw(clients.y[indices])
-        wire_members.append(WireMember(name, devices.profile(number), x, y, fleet.latency_s(number)))
+        wire_members.append(
+            WireMember(fleet.name(number), devices.profile(number), x, y, fleet.latency_s(number))
+        )
     return wire_members
 
 
