@@ -76,7 +76,7 @@ VMAP, LOOP, PFL, OURS = "vmap", "one by one", "pfl", "ours"
 
 @dataclass(frozen=True)
 class Row:
-    """A network that `cohort` of `devices` train, each on `samples` samples, each time on batches of BATCH.
+    """A network that `cohort` of `devices` train in a round, each on `samples` samples in batches of BATCH.
 
     goal: what ours over the peer `against` is to be at most.
     """

@@ -17,7 +17,7 @@ class EngineError(ModelError):
     """Raised when an engine is missing, refuses a graph, or gets wrong arrays."""
 
 
-class OutOfMemory(EngineError):
+class GpuOutOfMemory(EngineError):
     """Raised when the memory of a GPU does not suffice."""
 
 

@@ -11,8 +11,11 @@ TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "spar
 PRECISIONS = ("float32", "int8", "float16")
 """Precisions of the weights of forward graphs: forward, forward.int8 and forward.float16."""
 TRAINING_PRECISIONS = ("float32", "tf32", "bf16")
-"""Precisions of training on torch: tf32 rounds the factors of products to 10 bits of mantissa, on GPUs only;
-bf16 computes products and activations in bfloat16. Weights, gradients and losses stay float32."""
+"""The precisions in which torch trains; weights, gradients and losses stay float32.
+
+tf32 rounds the factors of products to 10 bits of mantissa, on GPUs only. bf16 computes products and
+activations in bfloat16.
+"""
 RUNNING_STATISTICS = (".running_mean", ".running_var")
 """Name endings of tensors that are running statistics of a normalisation, not parameters."""
 SCALE = "scale"

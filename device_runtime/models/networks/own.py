@@ -69,7 +69,7 @@ def is_portable(source: str) -> bool:
 
 @contextmanager
 def source_of(module: nn.Module | Callable[..., Any] | str) -> Iterator[str]:
-    """A source that holds inside, in this process alone, for a module, a function that gives one, or a loss.
+    """Names a module, a function that gives one, or a loss, for this process and until the `with` ends.
 
     A text is a source itself. Raises ExportError for anything else.
     """

@@ -14,10 +14,8 @@ from device_runtime.models.bundles.tensors import Tensors
 
 from .place import TorchProcessor
 
-GPU_SHARE = 0.25
-"""The share of a GPU's memory in which trained copies may wait."""
 CPU_ROOM = 64 << 20
-"""The bytes of main memory in which they may."""
+"""The bytes of main memory in which trained copies may wait."""
 CPU_BLOCK, GPU_BLOCK = 1 << 17, 1 << 24
 """Values that are added up at once: on a CPU they stay in its cache."""
 
@@ -37,7 +35,7 @@ class TorchCopies:
 
     @property
     def room(self) -> int:
-        return CPU_ROOM if self._place.on_cpu else int(GPU_SHARE * self._place.gpu_bytes)
+        return CPU_ROOM if self._place.on_cpu else self._place.gpu_share_bytes
 
     @cached_property
     def finite(self) -> NDArray[np.bool_]:
@@ -52,16 +50,13 @@ class TorchCopies:
         return self._fetched[name]
 
     def squares(self, starts: Tensors) -> dict[str, NDArray[np.float64]]:
-        new = {name: start for name, start in starts.items() if self._squares_of(name)[0] is not start}
+        measured = self._squares
+        new = [name for name in starts if name not in measured or measured[name][0] is not starts[name]]
         if new:
-            computed = torch.stack([self._squared(name, start) for name, start in new.items()])
-            self._squares |= dict(
-                zip(new, zip(new.values(), computed.cpu().numpy(), strict=True), strict=True)
-            )
-        return {name: self._squares_of(name)[1] for name in starts}
-
-    def _squares_of(self, name: str) -> tuple[NDArray[Any] | None, NDArray[np.float64]]:
-        return self._squares.get(name, (None, np.empty(0)))
+            computed = torch.stack([self._squared(name, starts[name]) for name in new]).cpu().numpy()
+            for name, squares in zip(new, computed, strict=True):
+                measured[name] = starts[name], squares
+        return {name: measured[name][1] for name in starts}
 
     def _squared(self, name: str, start: NDArray[Any]) -> Tensor:
         tensor, at_once = self._tensors[name], self._columns(len(self._tensors[name]))

@@ -1,4 +1,4 @@
-"""What follows the gradients of copies that are trained together: pulls, clipping, noise, and the optimiser.
+"""Steps of copies that are trained together: proximal terms, clipping, noise and the optimiser.
 
 Tensors of copies are stacked: (k, *shape), where copies that have ended their steps come last. A step changes
 the first of them.

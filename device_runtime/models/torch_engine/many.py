@@ -33,7 +33,7 @@ from .steps import CopySamples as CopySamples
 from .steps import MicroBatch, Step, planned_steps
 
 PRIVATE_VALUES = 1 << 24
-"""Values of gradients of single samples that all copies hold at once, 64 MiB; one sample of each at least."""
+"""The most values, 64 MiB, in the gradients of single samples; one sample of each copy is always held."""
 
 
 def can_train(objective: str) -> bool:

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from device_runtime.models.bundles.manifest import TRAINING, Graph
 from device_runtime.models.bundles.tensors import Flat
 from device_runtime.models.engines.base import EngineWatch
-from device_runtime.models.errors import EngineError, OutOfMemory, one_line
+from device_runtime.models.errors import EngineError, GpuOutOfMemory, one_line
+
+GPU_SHARE = 0.25
+"""The share of a GPU's memory for each use of it by one process, because several may share the GPU.
+
+The uses are: networks that are trained at once, trained copies that wait, and the samples of a fleet.
+"""
 
 
 def find_device(name: str) -> torch.device:
@@ -58,6 +64,11 @@ class TorchProcessor:
         """The memory of the GPU, in bytes."""
         return int(torch.cuda.mem_get_info(self.device)[1])
 
+    @property
+    def gpu_share_bytes(self) -> int:
+        """The bytes of the GPU's memory that one use of it may take, see GPU_SHARE."""
+        return int(GPU_SHARE * self.gpu_bytes)
+
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """The array's own memory on the CPU if it may be written to, else a copy."""
         own = array if array.flags.writeable else array.copy()
@@ -99,7 +110,7 @@ class TorchProcessor:
         except EngineError:
             raise
         except torch.OutOfMemoryError as error:
-            raise OutOfMemory(f"torch, graph {name} on {samples} samples: {one_line(error)}") from error
+            raise GpuOutOfMemory(f"torch, graph {name} on {samples} samples: {one_line(error)}") from error
         except Exception as error:  # the module's own code runs here
             raise EngineError(f"torch, graph {name} on {samples} samples: {one_line(error)}") from error
         if self.watch is not None:

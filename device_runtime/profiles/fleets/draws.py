@@ -18,7 +18,7 @@ _ORDER, _SPEED, _LINK, _MEMORY, _CHARGE, _ZONE, _WINDOWS = range(7)
 """Each property is drawn from its own random stream, so that setting one spread changes no other draw."""
 
 BLOCK = 2**20
-"""The devices that are drawn at a time: a large fleet's draws take little more memory than they result in."""
+"""Devices whose properties are drawn at a time, so that drawing takes little memory besides the result."""
 
 
 def counts(shares: Sequence[float], devices: int) -> list[int]:

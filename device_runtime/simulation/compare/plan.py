@@ -232,9 +232,9 @@ def _short(value: object) -> str:
 LOOKED_AT = 256
 """Samples, evenly spaced, that are checked against the bundle's input."""
 COMPARED, OFF_BUNDLE = 4, 1e-3
-"""The random samples on which a module is compared with its bundle, and the largest difference of logits.
+"""How many random samples a module is compared with its bundle on, and by how much the logits may differ.
 
-It is a share of the largest logit, ten times as much as an export allows.
+The difference is a share of the largest logit, ten times as much as an export allows.
 """
 
 

@@ -17,7 +17,7 @@ from device_runtime.models.available_engines.available import engine_choice, ope
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.stacked import StackedCopy, outline
 from device_runtime.models.bundles.tensors import Flat, Tensors, check
-from device_runtime.models.errors import EngineError, ModelError, OutOfMemory, TensorError
+from device_runtime.models.errors import EngineError, GpuOutOfMemory, ModelError, TensorError
 from device_runtime.models.training.optimizer import Adam, Sgd
 from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Run
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOGETHER = 32
-"""Networks that are trained at once on a CPU; on a GPU as many as fit GPU_SHARE of its memory."""
-GPU_SHARE = 0.25
-"""The share of a GPU's memory that one process takes, because several may share the GPU."""
+"""Networks that are trained at once on a CPU; on a GPU as many as fit `place.GPU_SHARE` of its memory."""
 ACTIVATIONS_FACTOR = 2
 """Torch holds about twice the activations of the bundle's training graph: 850 MB for MiniLM-L6, not 430."""
 PAYS_BELOW_FLOPS = 6_000_000
@@ -55,7 +53,7 @@ WRN-16-1 on 8x8 (5 MFLOP) is 1.7 to 2.5 times as fast, on 16x16 (19 MFLOP) 0.7 t
 
 
 def is_faster_together(inputs: ExecutorInputs, member: str, tunable: str) -> bool:
-    """Whether training many copies of a tunable set together pays: on a GPU always, on a CPU if it is small.
+    """Whether many copies of a tunable set are trained faster together: always on a GPU, on a CPU if small.
 
     Judged by the FLOPs of the graph, not by a measurement.
     """
@@ -103,7 +101,7 @@ class BatchedNetworks:
         """The number of networks to train at once, the same each time on the same GPU."""
         if self._inputs.engine.device == "cpu":
             return TOGETHER
-        return fitting(self._manifest, GPU_SHARE * self._opened().place.gpu_bytes)
+        return fitting(self._manifest, self._opened().place.gpu_share_bytes)
 
     @cached_property
     def _samples(self) -> FleetSamples:
@@ -186,7 +184,7 @@ class BatchedNetworks:
                     plan.clip_norm,
                     plan.objective,
                 )
-            except OutOfMemory as error:
+            except GpuOutOfMemory as error:
                 self._halve(len(part), error)
                 continue
             for i, tensors, loss in zip(part, learnt.tensors, learnt.losses, strict=True):
@@ -194,7 +192,7 @@ class BatchedNetworks:
             waiting = waiting[len(part) :]
         return [results[i] for i in range(len(planned))]
 
-    def _halve(self, together: int, error: OutOfMemory) -> None:
+    def _halve(self, together: int, error: GpuOutOfMemory) -> None:
         """Lets fewer networks be trained together from now on. Raises the error if it was one alone."""
         if together == 1:
             raise error

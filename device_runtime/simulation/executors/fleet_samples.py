@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from device_runtime.models.torch_engine.place import TorchProcessor
     from device_runtime.models.torch_engine.steps import SampleArray
 
-GPU_SHARE = 0.25
-"""The share of a GPU's memory that the samples of the whole fleet may take, beside that of the networks."""
 PREPARED_TOGETHER = 4096
 """Samples that are prepared and sent at once."""
 
@@ -72,7 +70,7 @@ class FleetSamples:
             return None
         of_x = prod(spec.shape) * np.dtype(spec.dtype).itemsize
         of_y = prod(target.shape) * np.dtype(target.dtype).itemsize
-        if len(clients.y) * (of_x + of_y) > GPU_SHARE * self._place.gpu_bytes:
+        if len(clients.y) * (of_x + of_y) > self._place.gpu_share_bytes:
             return None
         x = self._place.empty((len(clients.y), *spec.shape), spec.dtype)
         for start in range(0, len(x), PREPARED_TOGETHER):

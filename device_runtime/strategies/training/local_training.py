@@ -195,12 +195,6 @@ class HasTrainingPlan(Protocol):
         """The update that the result of the plan makes; `model` holds the base."""
 
 
-def is_loss_only(plan: TrainingPlan) -> bool:
-    """Whether a plan minimises the loss alone: its batches, `clip_norm` and optimiser define the result."""
-    extra = plan.gradients or plan.privacy is not None
-    return plan.objective == "train" and not extra
-
-
 def plan_batches(plan: TrainingPlan, run: Run) -> tuple[list[Indices], int]:
     """The batches of `train`, and how many come before the last epoch; of a private plan to be drawn once."""
     rng = _order(plan, run)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import encode
-from device_runtime.models.errors import OutOfMemory
+from device_runtime.models.errors import GpuOutOfMemory
 from device_runtime.models.torch_engine import many
 from device_runtime.models.torch_engine.place import TorchProcessor
 from device_runtime.simulation.executors import fleet_samples
@@ -117,5 +117,5 @@ def test_fewer_networks_are_trained_together_where_memory_does_not_suffice(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(many._Training, "run", full)
-    with pytest.raises(OutOfMemory, match="on 1 samples: CUDA out of memory"):
+    with pytest.raises(GpuOutOfMemory, match="on 1 samples: CUDA out of memory"):
         networks.train(base, jobs)

@@ -16,7 +16,6 @@ from device_runtime.strategies.kinds.peft import Peft
 from device_runtime.strategies.terms.dp_sgd import DpSgd
 from device_runtime.strategies.terms.moon import Moon
 from device_runtime.strategies.terms.proximal import FedProx, FscProx
-from device_runtime.strategies.training.local_training import is_loss_only
 from device_runtime.strategies.training.workload import workload
 
 
@@ -292,10 +291,11 @@ def test_baseprox_pulls_the_classifier_to_that_of_the_base(model, digits, run):
         {"terms": (FscProx(0.1, "base"),)},
     ],
 )
-def test_what_is_more_than_cross_entropy_is_not_taken_for_it(model, digits, run, settings):
-    """By executors that train many devices at once; FSCProx even where no classifier is there yet."""
-    assert is_loss_only(FedAvg().plan(model, digits, run()))
-    assert not is_loss_only(FedAvg(**settings).plan(model, digits, run()))
+def test_terms_are_in_the_plan(model, digits, run, settings):
+    """For executors that train many devices at once; FSCProx even where no classifier is there yet."""
+    plain, more = (kind.plan(model, digits, run()) for kind in (FedAvg(), FedAvg(**settings)))
+    assert (plain.objective, tuple(plain.gradients), plain.privacy) == ("train", (), None)
+    assert more.gradients or more.privacy is not None
 
 
 @pytest.mark.parametrize("term", [Moon, FscProx, FedProx])

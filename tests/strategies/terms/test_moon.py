@@ -16,7 +16,6 @@ from device_runtime.strategies.interface.device_half import LocalData, Run
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.peft import Peft
 from device_runtime.strategies.terms.moon import Moon
-from device_runtime.strategies.training.local_training import is_loss_only
 from device_runtime.strategies.training.workload import workload
 
 MU, TAU, LR, N = 2.0, 0.5, 0.3, 6
@@ -128,7 +127,7 @@ def test_of_a_small_set_only_that_is_kept_and_the_rest_of_the_last_model_is_the_
 
 def test_each_batch_gets_the_features_of_its_own_samples(linear, data):
     plan = FedAvg(terms=(Moon(MU),), batch=2).plan(OnnxModel(linear), data, run())
-    assert not is_loss_only(plan)
+    assert plan.objective == "moon"
     extras = plan.extras(np.array([4, 1]))
     expected = OnnxModel(linear).features(data.x[[4, 1]])
     np.testing.assert_allclose(extras["z_glob"], expected, rtol=1e-6)
