@@ -340,14 +340,16 @@ class Features:
         self._extractor = {name: base[name] for name in self._names}
 
     def _computed(self, devices: Sequence[int]) -> Iterator[tuple[int, HeadSamples]]:
-        """Computes each device's features by itself, so that they are bit for bit the plain executor's."""
+        """Computes features: on a CPU of each device by itself, bit for bit as the plain executor does."""
         clients, spec = self._inputs.clients, self._inputs.bundle.manifest.input
         for group in _groups(devices, [len(clients.indices(device)) for device in devices]):
             rows = [clients.indices(device) for device in group]
             ends = np.cumsum([len(part) for part in rows])[:-1]
-            prepared = np.split(spec.prepare(clients.x[np.concatenate(rows)]), ends)
-            for device, x, part in zip(group, prepared, rows, strict=True):
-                yield device, HeadSamples(inputs_of(self._features(x), self._head), clients.y[part])
+            x = spec.prepare(clients.x[np.concatenate(rows)])
+            alone = self._inputs.engine.device == "cpu"
+            features = map(self._features, np.split(x, ends)) if alone else np.split(self._features(x), ends)
+            for device, of_device, part in zip(group, features, rows, strict=True):
+                yield device, HeadSamples(inputs_of(of_device, self._head), clients.y[part])
 
     def _features(self, x: NDArray[Any]) -> NDArray[np.float32]:
         return x.reshape(len(x), -1) if self._given_through else self._model.features(x)

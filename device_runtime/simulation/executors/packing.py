@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.models import errors as model_errors
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import ALIGNMENT, Tensors, TensorSpec
 from device_runtime.models.errors import ModelError, one_line
 from device_runtime.simulation.errors import ExecutorError
@@ -79,6 +80,37 @@ def pack_jobs(jobs: Sequence[TrainingJob]) -> Packed:
         )
     written = (Kind(name, msgspec.Raw(settings)) for name, settings in kinds)
     return Packed(tuple(packed), tuple(written), tuple(layouts))
+
+
+GPU_TOGETHER = 32
+"""Jobs that a worker on a GPU trains at once."""
+
+
+def jobs_together(engine: EngineSettings) -> int:
+    """How many jobs a worker trains at once: on a CPU one."""
+    return 1 if engine.device == "cpu" else GPU_TOGETHER
+
+
+def parts_of(jobs: Sequence[TrainingJob], together: int, workers: int) -> list[range]:
+    """Divides jobs, in order, into parts of one base that are trained at once: at most `together` jobs.
+
+    All workers have some, and the same jobs are always divided alike: rounding depends on it.
+    """
+    most = max(1, min(together, -(-len(jobs) // max(1, workers))))
+    parts: list[range] = []
+    for number, job in enumerate(jobs):
+        before = jobs[parts[-1].start] if parts else job
+        if parts and len(parts[-1]) < most and (job.base, job.aside) == (before.base, before.aside):
+            parts[-1] = range(parts[-1].start, number + 1)
+        else:
+            parts.append(range(number, number + 1))
+    return parts
+
+
+def described(jobs: Sequence[TrainingJob]) -> str:
+    """The jobs of a part, for an error message."""
+    first, others = jobs[0], f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+    return f"{first.strategy.name} for {first.name} (seed {first.seed}){others}"
 
 
 def unpack_job(packed: PackedJob, strategy: AnyStrategy, memory: Tensors) -> TrainingJob:
@@ -180,7 +212,8 @@ class WorkerOpened(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 Reply = TrainedReply | DivergedReply | WorkerException | WorkerOpened
-read_reply = msgspec.msgpack.Decoder(Reply).decode
+read_replies = msgspec.msgpack.Decoder(list[Reply]).decode
+"""Reads the replies to one message, in the order of its jobs."""
 
 
 def worker_error(job: int, error: Exception) -> WorkerException:

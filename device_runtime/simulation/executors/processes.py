@@ -33,7 +33,7 @@ from device_runtime.simulation.errors import ExecutorError
 from . import packing
 from .job import ExecutorInputs, Result, TrainingJob
 from .packing import ExpectedTensors, Layout, Packed, Reply, TrainedReply, WorkerException, WorkerOpened
-from .processes_worker import BasePlace, SentJob, SharedMemory, WorkerInputs
+from .processes_worker import BasePlace, SentJob, SentJobs, SharedMemory, WorkerInputs
 
 MOST_WORKERS = 1 << 10
 MOST_DEATHS = 3
@@ -50,24 +50,29 @@ _PROGRAM = (
 )
 
 
+Answer = dict[int, tuple[Reply, bytes]]
+"""A worker's replies by job, each with the memory of its result, if any; empty from one that has started."""
+
+
 @dataclass
 class _Worker:
-    """A worker process, the pipe to it, and the numbers of the jobs that it was sent, the oldest first."""
+    """A worker process, the pipe to it, and the numbers of the parts that it was sent, the oldest first."""
 
     process: subprocess.Popen[bytes]
     link: Connection
-    jobs: list[int] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
 
 
 @dataclass
 class _Run:
     """The state of a run.
 
-    Result i is in slot i % slots, of `slot_bytes`. waiting: the jobs to do, a heap of numbers; replies: with
-    the memory of each result; deaths: the workers that died on each job.
+    Result i is in slot i % slots, of `slot_bytes`. parts: the jobs that are sent at once; waiting: the parts
+    to do, a heap of numbers; replies: with the memory of each result; deaths: the workers that died on each.
     """
 
     jobs: Sequence[TrainingJob]
+    parts: Sequence[range]
     packed: Packed
     slots: int
     slot_bytes: int
@@ -88,8 +93,12 @@ class Processes:
     replaced and its jobs are done again. Workers end with `close`, with this process, and when it is killed.
     """
 
-    def __init__(self, inputs: ExecutorInputs, workers: int | None = None) -> None:
+    def __init__(
+        self, inputs: ExecutorInputs, workers: int | None = None, together: int | None = None
+    ) -> None:
         """`workers`: as many as usable cores if None. Clients that were opened from files are not copied.
+
+        together: jobs that a worker trains at once; None: `packing.jobs_together`.
 
         Raises EngineError, BundleError, and ExecutorError for workers that cannot be started.
         """
@@ -99,6 +108,7 @@ class Processes:
         engine_choice(inputs.bundle, inputs.engine)
         self.name = f"processes ({count})"
         self._inputs, self._expected = inputs, ExpectedTensors(inputs)
+        self._together = packing.jobs_together(inputs.engine) if together is None else together
         saved = _saved_in(inputs.clients)
         self._temporary = saved is None
         self._folder = Path(tempfile.mkdtemp(prefix="device-runtime-")) if saved is None else saved
@@ -150,11 +160,9 @@ class Processes:
             self._start(number)
         ready = 0
         while ready < count:
-            for number, reply, _ in self._messages():
-                if reply is None:
+            for number, answer in self._messages():
+                if answer is None:
                     raise ExecutorError(f"worker {number} did not start: {_ended(self._workers.pop(number))}")
-                if isinstance(reply, WorkerException):
-                    raise packing.error_of(reply)
                 ready += 1
 
     def _start(self, number: int) -> None:
@@ -169,6 +177,7 @@ class Processes:
             clients=str(self._folder.absolute()),
             temporary=self._temporary,
             engine=inputs.engine,
+            together=self._together,
         )
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the worker inherits this
         try:
@@ -189,16 +198,18 @@ class Processes:
         self._check_open()
         if self._going is not None:
             raise ExecutorError("a run is going on; its results must be taken first")
-        while any(worker.jobs for worker in self._workers.values()):
+        while any(worker.parts for worker in self._workers.values()):
             self._listen()
         packed = packing.pack_jobs(jobs)
         sizes = [self._expected.size(job.strategy) for job in jobs] + [*map(packing.size_of, packed.layouts)]
         size = max(sizes, default=0)
         slot = max(size + -size % mmap.PAGESIZE, mmap.PAGESIZE)
         room = min(MOST_SLOTS, RESULTS_BYTES // slot)
-        run = _Run(jobs, packed, min(max(2 * len(self._workers) + 1, room), max(len(jobs), 1)), slot)
+        parts = packing.parts_of(jobs, self._together, len(self._workers))
+        least = (2 * len(self._workers) + 1) * max(map(len, parts), default=1)
+        run = _Run(jobs, parts, packed, min(max(least, room), max(len(jobs), 1)), slot)
         run.places = self._write(contents(self._inputs, bases, jobs))
-        run.waiting = list(range(len(jobs)))
+        run.waiting = list(range(len(parts)))
         self._going = run
         if slot >= LARGE_BYTES:
             trim_heap()  # memory that merging the last round has left
@@ -242,67 +253,77 @@ class Processes:
     def _feed(self, run: _Run, first: int) -> None:
         """Sends jobs to the least busy workers while results have room; all jobs before `first` are done.
 
-        Each worker has one at work and up to AHEAD - 1 queued; the last jobs are sent one to each.
+        Each worker has one part at work and up to AHEAD - 1 queued; the last parts are sent one to each.
         """
         self._check_open()
-        while run.waiting and run.waiting[0] < first + run.slots:
-            worker = min(self._workers.values(), key=lambda each: len(each.jobs))
-            if len(worker.jobs) >= max(1, min(AHEAD, len(run.waiting) // len(self._workers))):
+        while run.waiting and run.parts[run.waiting[0]].stop <= first + run.slots:
+            worker = min(self._workers.values(), key=lambda each: len(each.parts))
+            if len(worker.parts) >= max(1, min(AHEAD, len(run.waiting) // len(self._workers))):
                 return
             number = heapq.heappop(run.waiting)
-            worker.jobs.append(number)
-            job, layout = run.packed.jobs[number], run.packed.layout(run.packed.jobs[number])
-            for spec, place in packing.places(layout):
-                self._results.write(run.jobs[number].memory[spec.name], run.start(number) + place)
-            aside = run.places[job.aside] if job.aside else None
-            kind, base = run.packed.kinds[job.strategy], run.places[job.base]
-            sent = SentJob(number, job, kind, run.start(number), layout, base, aside)
+            worker.parts.append(number)
             with suppress(OSError):  # `_listen` notices a worker that has died
-                worker.link.send_bytes(packing.pack(sent))
+                worker.link.send_bytes(packing.pack(self._sent(run, run.parts[number])))
+
+    def _sent(self, run: _Run, part: range) -> SentJobs:
+        """The message of a part's jobs, whose memory is written to the places of their results."""
+        sent = []
+        for number in part:
+            job, start = run.packed.jobs[number], run.start(number)
+            layout = run.packed.layout(job)
+            for spec, place in packing.places(layout):
+                self._results.write(run.jobs[number].memory[spec.name], start + place)
+            sent.append(SentJob(number, job, run.packed.kinds[job.strategy], start, layout))
+        first = run.packed.jobs[part.start]
+        aside = run.places[first.aside] if first.aside else None
+        return SentJobs(tuple(sent), run.places[first.base], aside)
 
     def _listen(self) -> None:
-        for number, reply, memory in self._messages():
-            if reply is None:
+        for number, answer in self._messages():
+            if answer is None:
                 self._replace(number)
-            elif isinstance(reply, WorkerException) and reply.job < 0:
-                raise packing.error_of(reply)
-            elif not isinstance(reply, WorkerOpened):
-                self._workers[number].jobs.remove(reply.job)
+            elif answer:
+                self._workers[number].parts.pop(0)
                 if self._going is not None:
-                    self._going.replies[reply.job] = reply, memory
+                    self._going.replies.update(answer)
 
-    def _messages(self) -> Iterator[tuple[int, Reply | None, bytes]]:
-        """Waits for at least one message; yields the worker, its reply (None: it has died), and a memory."""
+    def _messages(self) -> Iterator[tuple[int, Answer | None]]:
+        """Waits for at least one message; yields the worker and its answer (None: it has died).
+
+        Raises the error of a worker that cannot start.
+        """
         links = {number: worker.link for number, worker in self._workers.items()}
         ready = wait(links.values())
         for number, link in links.items():
             if link not in ready:
                 continue
+            answer: Answer = {}
             try:
-                reply = packing.read_reply(link.recv_bytes())
-                has_memory = isinstance(reply, TrainedReply) and reply.memory is not None
-                yield number, reply, link.recv_bytes() if has_memory else b""
+                for reply in packing.read_replies(link.recv_bytes()):
+                    if isinstance(reply, WorkerException) and reply.job < 0:
+                        raise packing.error_of(reply)
+                    if not isinstance(reply, WorkerOpened):
+                        has_memory = isinstance(reply, TrainedReply) and reply.memory is not None
+                        answer[reply.job] = reply, link.recv_bytes() if has_memory else b""
+                yield number, answer
             except (EOFError, OSError):
-                yield number, None, b""
+                yield number, None
             except msgspec.DecodeError as error:
                 raise ExecutorError(f"worker {number} sent a message that cannot be read: {error}") from None
 
     def _replace(self, number: int) -> None:
-        """Replaces a worker that died; its jobs are done again, and the first of them is blamed."""
+        """Replaces a worker that died; its parts are done again, and the first of them is blamed."""
         worker, run = self._workers.pop(number), self._going
         how = _ended(worker)
         self._start(number)
         if run is None:
             return
-        for orphan in worker.jobs:
+        for orphan in worker.parts:
             heapq.heappush(run.waiting, orphan)
-        blamed = next(iter(worker.jobs), -1)
+        blamed = next(iter(worker.parts), -1)
         run.deaths[blamed] += 1
         if run.deaths[blamed] >= MOST_DEATHS:
-            work = "starting"
-            if blamed >= 0:
-                job = run.jobs[blamed]
-                work = f"{job.strategy.name} for {job.name} (seed {job.seed})"
+            work = packing.described([run.jobs[i] for i in run.parts[blamed]]) if blamed >= 0 else "starting"
             raise ExecutorError(f"{work} ended {MOST_DEATHS} workers; the last: {how}")
 
 

@@ -6,7 +6,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,19 +18,19 @@ import numpy as np
 from device_runtime.broker.servers.dependent_process import end_when_alone
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.machine_readings import trim_heap
-from device_runtime.models.available_engines.available import in_turn, open_model
+from device_runtime.models.available_engines.available import in_turn
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
-from device_runtime.models.engines.base import DeviceModel
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.strategies.interface.device_half import NO_TENSORS
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry
 
 from . import packing
-from .job import ExecutorInputs, FailedJob, train
-from .packing import Layout, PackedJob
+from .batched import Batched
+from .job import Executor, ExecutorInputs, FailedJob, PlainExecutor, Result, TrainingJob
+from .packing import Layout, PackedJob, Reply
 
 TOUCHED_BYTES = 8 << 20
 """Bytes of memory-mapped samples that stay in a worker's memory; others stay in the page cache."""
@@ -79,6 +79,7 @@ class WorkerInputs(msgspec.Struct, frozen=True):
     """The arguments of a worker: its number, file descriptors, which it inherits, paths, and the engine.
 
     clients: the folder that `Clients.save` wrote; temporary: it is removed where the parent dies.
+    together: the most jobs that it is sent, and trains, at once.
     """
 
     number: int
@@ -90,6 +91,7 @@ class WorkerInputs(msgspec.Struct, frozen=True):
     clients: str
     temporary: bool
     engine: EngineSettings
+    together: int = 1
 
 
 class BasePlace(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +117,12 @@ class SentJob(msgspec.Struct, frozen=True, array_like=True):
     kind: Kind
     start: int
     memory: Layout
+
+
+class SentJobs(msgspec.Struct, frozen=True, array_like=True):
+    """Jobs that are trained at once, and where their base, and the tensors sent with it, are."""
+
+    jobs: tuple[SentJob, ...]
     base: BasePlace
     aside: BasePlace | None
 
@@ -132,14 +140,38 @@ def main(text: str) -> None:
         try:
             worker = SimulationWorker(inputs)
         except Exception as error:
-            link.send_bytes(packing.pack(packing.worker_error(-1, error)))
+            link.send_bytes(packing.pack([packing.worker_error(-1, error)]))
             return
         trim_heap()
-        link.send_bytes(packing.pack(packing.WorkerOpened(os.getpid())))
+        link.send_bytes(packing.pack([packing.WorkerOpened(os.getpid())]))
         while True:
             for part in worker.do(link.recv_bytes()):
                 link.send_bytes(part)
     remove_clients()  # only if the parent died: else it ends its workers by a signal
+
+
+class WorkerExecutor:
+    """Trains the jobs of a worker: one after another, or with `together` above 1 many at once."""
+
+    def __init__(self, inputs: ExecutorInputs, together: int) -> None:
+        """Raises EngineError, BundleError."""
+        plain = PlainExecutor(inputs)
+        self._executor: Executor = plain if together == 1 else Batched(inputs, plain)
+        self._strategies: dict[tuple[str, bytes], AnyStrategy] = {}
+
+    def strategy(self, kind: Kind) -> AnyStrategy:
+        """The strategy that a kind of the wire stands for, the same object each time."""
+        key = kind.name, bytes(kind.settings)
+        if key not in self._strategies:
+            self._strategies[key] = registry.read(kind)
+        return self._strategies[key]
+
+    def run(self, base: Tensors, aside: Tensors, jobs: Sequence[TrainingJob]) -> Iterator[Result]:
+        """Trains jobs of one base; as `Executor.run`.
+
+        A tensor that has not changed since the last base of its member is the same array in this one.
+        """
+        return self._executor.run({jobs[0].base: base, jobs[0].aside: aside}, jobs)
 
 
 class SimulationWorker:
@@ -152,53 +184,55 @@ class SimulationWorker:
         clients = Clients.open(Path(inputs.clients))
         engine = in_turn(inputs.engine, inputs.number)
         self._inputs = ExecutorInputs(Bundle.open(inputs.bundle), clients, engine, family)
-        self._models = {"": open_model(self._inputs.bundle, engine)}
-        self._versions: dict[str, tuple[int, ...]] = {}  # of the tensors that each model has loaded
-        self._strategies: dict[tuple[str, bytes], AnyStrategy] = {}
+        self._executor, self._together = WorkerExecutor(self._inputs, inputs.together), inputs.together > 1
+        self._loaded: dict[str, tuple[tuple[int, ...], Tensors]] = {}  # versions and tensors, by member
         self._touched = 0
 
     def do(self, text: bytes) -> Iterator[Any]:
-        """Does a SentJob and writes its tensors; yields its reply, then its memory if any."""
-        sent = msgspec.msgpack.decode(text, type=SentJob)
+        """Does SentJobs and writes the tensors; yields all replies, then the memory of each that has one."""
+        sent = msgspec.msgpack.decode(text, type=SentJobs)
+        replies: list[Reply] = []
+        memories: list[Any] = []
         try:
-            strategy = self._strategy(sent.kind)
-            model = self._holding(strategy.member, sent.base)
-            size = packing.size_of(sent.memory)
-            memory = packing.views(os.pread(self._results.fd, size, sent.start), sent.memory)
-            aside = NO_TENSORS if sent.aside is None else self._tensors(sent.aside)
-            result = train(model, self._inputs, packing.unpack_job(sent.job, strategy, memory), aside)
-            if not isinstance(result, FailedJob):
+            for each, result in zip(sent.jobs, self._trained(sent), strict=True):
+                replies.append(packing.reply_of(each.number, result))
+                if isinstance(result, FailedJob):
+                    continue
                 for spec, place in packing.places(packing.specs_of(result.tensors)):
-                    self._results.write(result.tensors[spec.name], sent.start + place)
-            self._forget(sent.job.device)
+                    self._results.write(result.tensors[spec.name], each.start + place)
+                if result.memory is not None:
+                    memories.append(packing.joined(result.memory))
         except Exception as error:
-            yield packing.pack(packing.worker_error(sent.number, error))
-            return
-        yield packing.pack(packing.reply_of(sent.number, result))
-        if not isinstance(result, FailedJob) and result.memory is not None:
-            yield packing.joined(result.memory)
+            replies, memories = [packing.worker_error(each.number, error) for each in sent.jobs], []
+        for each in sent.jobs:
+            self._forget(each.job.device)
+        yield packing.pack(replies)
+        yield from memories
 
-    def _strategy(self, kind: Kind) -> AnyStrategy:
-        key = kind.name, bytes(kind.settings)
-        if key not in self._strategies:
-            self._strategies[key] = registry.read(kind)
-        return self._strategies[key]
+    def _trained(self, sent: SentJobs) -> Iterator[Result]:
+        jobs = []
+        for each in sent.jobs:
+            size = packing.size_of(each.memory)
+            memory = packing.views(os.pread(self._results.fd, size, each.start), each.memory)
+            jobs.append(packing.unpack_job(each.job, self._executor.strategy(each.kind), memory))
+        aside = NO_TENSORS if sent.aside is None else self._tensors(sent.aside)
+        return self._executor.run(self._base(jobs[0].strategy.member, sent.base), aside, jobs)
 
-    def _holding(self, member: str, base: BasePlace) -> DeviceModel:
-        """The member's model with this base; loads only tensors of a new version.
+    def _base(self, member: str, place: BasePlace) -> Tensors:
+        """The tensors of a member's base; one of the same version as in the last is the same array.
 
-        After an error all tensors are loaded again.
+        Jobs that are trained together have copies: later bases are written to the same memory.
         """
-        if member not in self._models:
-            self._models[member] = open_model(self._inputs.of(member), self._inputs.engine)
-        before = self._versions.pop(member, (0,) * len(base.layout))
-        if before != base.versions:
-            pairs = zip(base.layout, before, base.versions, strict=True)
-            changed = [spec.name for spec, old, new in pairs if old != new]
-            tensors = self._tensors(base)
-            self._models[member].load({name: tensors[name] for name in changed})
-        self._versions[member] = base.versions
-        return self._models[member]
+        versions, before = self._loaded.get(member, ((0,) * len(place.versions), NO_TENSORS))
+        if versions != place.versions:
+            tensors = dict(self._tensors(place))
+            for spec, old, new in zip(place.layout, versions, place.versions, strict=True):
+                if old == new:
+                    tensors[spec.name] = before[spec.name]
+                elif self._together:
+                    tensors[spec.name] = tensors[spec.name].copy()
+            self._loaded[member] = place.versions, tensors
+        return self._loaded[member][1]
 
     def _tensors(self, place: BasePlace) -> Tensors:
         return packing.views(self._bases.view(place.end), place.layout, place.start)

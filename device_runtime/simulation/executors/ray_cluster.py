@@ -20,54 +20,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.broker.wire.messages import Kind
-from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles.bundle import Bundle, unpack
 from device_runtime.models.bundles.names import EngineSettings
-from device_runtime.models.engines.base import DeviceModel
+from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.errors import one_line
 from device_runtime.profiles.measure import usable_cores
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.strategies import plugins
-from device_runtime.strategies.interface.kind import AnyStrategy
-from device_runtime.strategies.kinds import registry
+from device_runtime.strategies.interface.device_half import NO_TENSORS
 
 from . import packing
-from .job import ExecutorInputs, FailedJob, train
-from .packing import Layout, PackedJob, Reply, read_reply
-from .processes_worker import SharedMemory
+from .job import ExecutorInputs, FailedJob
+from .packing import Layout, PackedJob, Reply, read_replies
+from .processes_worker import SharedMemory, WorkerExecutor
 
 Bytes = NDArray[np.uint8]
 NOTHING: Bytes = np.empty(0, np.uint8)
 
 
 class RayInputs(msgspec.Struct, frozen=True, array_like=True):
-    """The opening message of a worker: the engine, and the names of the family's other bundles."""
+    """The opening message of a worker; `family`: the names of the other bundles."""
 
     engine: EngineSettings
     family: tuple[str, ...]
+    together: int = 1
 
 
 class RayJob(msgspec.Struct, frozen=True, array_like=True):
-    """A single job for a worker: its number in the run, its kind of update, and the key of its base.
-
-    `memory` and `aside` are the layouts of these tensors.
-    """
+    """A job for a worker: its number in the run, its kind of update, and the layout of its memory."""
 
     number: int
     kind: Kind
     job: PackedJob
-    base: int
     memory: Layout = ()
+
+
+class RayJobs(msgspec.Struct, frozen=True, array_like=True):
+    """Jobs that are trained at once, the key of their base, and the layout of the tensors sent with it."""
+
+    jobs: tuple[RayJob, ...]
+    base: int
     aside: Layout = ()
 
 
-Answer = tuple[bytes, Bytes, Bytes]
-"""A worker's answer: the reply, the tensors of the result, and its memory."""
+Answer = tuple[bytes, list[Bytes]]
+"""A worker's replies to the jobs of a message; for each the tensors of the result, then its memory."""
 
 
 class RayWorker:
-    """A Ray actor on one core, with an engine for each model of the family that its jobs use."""
+    """A Ray actor on one core or GPU, with an engine for each model of the family that its jobs use."""
 
     def open(self, text: bytes, *arrays: NDArray[Any]) -> bytes:
         """Opens a RayInputs, the four arrays of Clients, and the zipped bundles.
@@ -81,39 +83,44 @@ class RayWorker:
             main, *others = [self._opened(bundle) for bundle in packed]
             family = dict(zip(opening.family, others, strict=True))
             self._inputs = ExecutorInputs(main, Clients(x, y, order, offsets), opening.engine, family)
-            self._models = {"": open_model(main, opening.engine)}
+            self._executor = WorkerExecutor(self._inputs, opening.together)
         except Exception as error:
-            return packing.pack(packing.worker_error(-1, error))
-        self._strategies: dict[tuple[str, bytes], AnyStrategy] = {}
-        self._loaded: dict[str, int] = {}
-        return packing.pack(packing.WorkerOpened(os.getpid()))
+            return packing.pack([packing.worker_error(-1, error)])
+        self._bases: dict[str, tuple[int, Tensors]] = {}  # key and tensors, by member
+        return packing.pack([packing.WorkerOpened(os.getpid())])
 
-    def do(self, text: bytes, base: Bytes, memory: Bytes, aside: Bytes) -> Answer:
-        """Does a RayJob, given its base, memory and the tensors sent with the base."""
-        ray_job = msgspec.msgpack.decode(text, type=RayJob)
+    def do(self, text: bytes, base: Bytes, aside: Bytes, *memories: Bytes) -> Answer:
+        """Does RayJobs, given their base, the tensors sent with it, and the memory of each."""
+        sent = msgspec.msgpack.decode(text, type=RayJobs)
+        replies: list[Reply] = []
+        arrays: list[Bytes] = []
         try:
-            strategy = self._strategy(ray_job.kind)
-            model = self._holding(strategy.member, ray_job.base, base)
-            job = packing.unpack_job(ray_job.job, strategy, packing.views(memory, ray_job.memory))
-            result = train(model, self._inputs, job, packing.views(aside, ray_job.aside))
-            reply = packing.pack(packing.reply_of(ray_job.number, result))
-            if isinstance(result, FailedJob):
-                return reply, NOTHING, NOTHING
-            left = NOTHING if result.memory is None else packing.joined(result.memory)
-            return reply, packing.joined(result.tensors), left
+            jobs = [
+                packing.unpack_job(
+                    each.job, self._executor.strategy(each.kind), packing.views(memory, each.memory)
+                )
+                for each, memory in zip(sent.jobs, memories, strict=True)
+            ]
+            whole, beside = (
+                self._base(jobs[0].strategy.member, sent.base, base),
+                packing.views(aside, sent.aside),
+            )
+            for each, result in zip(sent.jobs, self._executor.run(whole, beside, jobs), strict=True):
+                replies.append(packing.reply_of(each.number, result))
+                if isinstance(result, FailedJob):
+                    arrays += [NOTHING, NOTHING]
+                    continue
+                left = NOTHING if result.memory is None else packing.joined(result.memory)
+                arrays += [packing.joined(result.tensors), left]
         except Exception as error:
-            return packing.pack(packing.worker_error(ray_job.number, error)), NOTHING, NOTHING
+            return packing.pack([packing.worker_error(each.number, error) for each in sent.jobs]), []
+        return packing.pack(replies), arrays
 
-    def _holding(self, member: str, key: int, base: Bytes) -> DeviceModel:
-        """The model of this member with this base."""
-        bundle = self._inputs.of(member)
-        if member not in self._models:
-            self._models[member] = open_model(bundle, self._inputs.engine)
-        if self._loaded.get(member) != key:
-            self._loaded.pop(member, None)
-            self._models[member].load(packing.views(base, bundle.manifest.stored()))
-            self._loaded[member] = key
-        return self._models[member]
+    def _base(self, member: str, key: int, base: Bytes) -> Tensors:
+        """The tensors of a member's base, the same as before where the key is."""
+        if self._bases.get(member, (0, NO_TENSORS))[0] != key:
+            self._bases[member] = key, packing.views(base, self._inputs.of(member).manifest.stored())
+        return self._bases[member][1]
 
     def _opened(self, bundle: Bytes) -> Bundle:
         """Opens a zipped bundle, in memory where possible, so that no file is left if this is killed."""
@@ -124,12 +131,6 @@ class RayWorker:
             return Bundle.open(f"/proc/self/fd/{shared.fd}")
         self._folder = getattr(self, "_folder", None) or tempfile.TemporaryDirectory(prefix="device-runtime-")
         return unpack(bundle.tobytes(), Path(tempfile.mkdtemp(dir=self._folder.name)) / "bundle")
-
-    def _strategy(self, kind: Kind) -> AnyStrategy:
-        key = kind.name, bytes(kind.settings)
-        if key not in self._strategies:
-            self._strategies[key] = registry.read(kind)
-        return self._strategies[key]
 
 
 GPU_PARTS = 10_000
@@ -152,13 +153,14 @@ def import_ray() -> Any:
 
 @dataclass(frozen=True)
 class RayAnswer:
-    """An answer from a worker; `reply` is None where the worker or the answer was lost, as `why` says."""
+    """An answer from a worker: each reply with the tensors and the memory of its result.
+
+    None where the worker or the answer was lost, as `why` says.
+    """
 
     worker: int
     ticket: int
-    reply: Reply | None
-    tensors: Bytes
-    memory: Bytes
+    replies: list[tuple[Reply, Bytes, Bytes]] | None
     why: str = ""
 
 
@@ -176,8 +178,10 @@ def placement(workers: int, gpus: float) -> dict[str, Any]:
 class Cluster:
     """The workers of a Ray cluster by number, one a core, and the answers that they still owe."""
 
-    def __init__(self, inputs: ExecutorInputs, address: str | None, cores: int | None) -> None:
+    def __init__(self, inputs: ExecutorInputs, address: str | None, cores: int | None, together: int) -> None:
         """Joins the cluster at `address`, or starts one on this machine.
+
+        together: jobs that a worker trains at once.
 
         Raises ExecutorError, also for engines on `cuda` where no node has a GPU.
         """
@@ -196,7 +200,7 @@ class Cluster:
         arrays = (clients.x, clients.y, clients.order, clients.offsets)
         bundles = (np.frombuffer(bundle.packed(), np.uint8) for bundle in inputs.bundles.values())
         self._arguments = [
-            msgspec.msgpack.encode(RayInputs(inputs.engine, tuple(inputs.family))),
+            msgspec.msgpack.encode(RayInputs(inputs.engine, tuple(inputs.family), together)),
             *(self.ray.put(np.asarray(array)) for array in (*arrays, *bundles)),
         ]
         self._numbers = 0
@@ -230,9 +234,9 @@ class Cluster:
         self._flying[actor.open.remote(*self._arguments)] = self._numbers, -1
         return self._numbers
 
-    def send(self, worker: int, ticket: int, ray_job: RayJob, *arrays: Any) -> None:
-        """Sends a worker a RayJob; base, memory and aside are arrays or `ray.put` references."""
-        answer = self._actors[worker].do.remote(msgspec.msgpack.encode(ray_job), *arrays)
+    def send(self, worker: int, ticket: int, jobs: RayJobs, *arrays: Any) -> None:
+        """Sends a worker RayJobs; the arrays of `RayWorker.do` are arrays or `ray.put` references."""
+        answer = self._actors[worker].do.remote(msgspec.msgpack.encode(jobs), *arrays)
         self._flying[answer] = worker, ticket
 
     def next(self) -> list[RayAnswer]:
@@ -265,9 +269,11 @@ class Cluster:
         except errors.RayTaskError as error:
             raise ExecutorError(f"a Ray worker failed: {one_line(error.cause or error)}") from error
         except errors.RayError as error:
-            return RayAnswer(worker, ticket, None, NOTHING, NOTHING, one_line(error))
-        text, tensors, memory = (answer, NOTHING, NOTHING) if ticket < 0 else answer
-        return RayAnswer(worker, ticket, read_reply(text), tensors, memory)
+            return RayAnswer(worker, ticket, None, one_line(error))
+        text, arrays = (answer, []) if ticket < 0 else answer
+        replies = read_replies(text)
+        arrays = arrays or [NOTHING] * (2 * len(replies))
+        return RayAnswer(worker, ticket, list(zip(replies, arrays[::2], arrays[1::2], strict=True)))
 
     def _join(self, address: str | None, cores: int | None) -> None:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}

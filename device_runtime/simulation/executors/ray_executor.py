@@ -14,9 +14,9 @@ from device_runtime.simulation.errors import ExecutorError
 
 from . import packing
 from .job import ExecutorInputs, Result, TrainingJob
-from .packing import ExpectedTensors, Layout, Packed, WorkerException
+from .packing import ExpectedTensors, Layout, Packed, Reply, WorkerException
 from .processes import contents
-from .ray_cluster import NOTHING, Cluster, RayAnswer, RayJob
+from .ray_cluster import NOTHING, Bytes, Cluster, RayAnswer, RayJob, RayJobs
 
 AHEAD = 4
 """Results for each worker that may wait for their turn, in the cluster's object store."""
@@ -38,16 +38,18 @@ _NONE = _Stored({}, 0, (), NOTHING)
 
 @dataclass(frozen=True)
 class _Running:
-    """The state of a run: the jobs still to do (a heap of numbers), the answers, and the losses of each job.
+    """The state of a run.
 
-    `ticket` is that of its first job.
+    parts: the jobs that are sent at once; waiting: the parts to do, a heap of numbers; came: by job; losses:
+    of each part; ticket: that of the first part.
     """
 
     ticket: int
     jobs: Sequence[TrainingJob]
+    parts: Sequence[range]
     packed: Packed
     waiting: list[int]
-    came: dict[int, RayAnswer]
+    came: dict[int, tuple[Reply, Bytes, Bytes]]
     losses: Counter[int]
 
 
@@ -59,18 +61,25 @@ class RayExecutor:
     """
 
     def __init__(
-        self, inputs: ExecutorInputs, address: str | None = None, workers: int | None = None
+        self,
+        inputs: ExecutorInputs,
+        address: str | None = None,
+        workers: int | None = None,
+        together: int | None = None,
     ) -> None:
         """`address`: "host:port", or "auto" for this machine's cluster; None starts a new cluster.
+
+        together: jobs that a worker trains at once; None: `packing.jobs_together`.
 
         Raises ExecutorError without Ray or a cluster, and the errors of `PlainExecutor`.
         """
         if workers is not None and workers < 1:
             raise ExecutorError(f"workers is {workers}, expected at least 1")
         self._inputs, self._worker_count = inputs, workers
-        self._cluster = Cluster(inputs, address, workers)
+        self._together = packing.jobs_together(inputs.engine) if together is None else together
+        self._cluster = Cluster(inputs, address, workers, self._together)
         self._end = weakref.finalize(self, self._cluster.close)
-        self._load: Counter[int] = Counter()  # jobs of each worker that is ready
+        self._load: Counter[int] = Counter()  # parts of each worker that is ready
         self._coming: set[int] = set()
         self._stored: dict[str, _Stored] = {}
         self._keys, self._tickets = 0, 0
@@ -94,10 +103,8 @@ class RayExecutor:
                 while number not in going.came:
                     self._listen()
                     self._feed(going, number)
-                returned = going.came.pop(number)
-                if returned.reply is not None:
-                    got = returned.reply, job.strategy, returned.tensors, 0, returned.memory
-                    yield expected.result(*got)
+                reply, tensors, memory = going.came.pop(number)
+                yield expected.result(reply, job.strategy, tensors, 0, memory)
         finally:
             self._going = None
 
@@ -127,8 +134,9 @@ class RayExecutor:
         packed = packing.pack_jobs(jobs)
         self._put(bases, jobs)
         self._start_workers()
-        self._going = _Running(self._tickets, jobs, packed, list(range(len(jobs))), {}, Counter())
-        self._tickets += len(jobs)
+        parts = packing.parts_of(jobs, self._together, self._worker_count or self._cluster.places())
+        self._going = _Running(self._tickets, jobs, parts, packed, list(range(len(parts))), {}, Counter())
+        self._tickets += len(parts)
         return self._going
 
     def _put(self, bases: Mapping[str, Tensors], jobs: Sequence[TrainingJob]) -> None:
@@ -147,25 +155,29 @@ class RayExecutor:
         self._stored = entries
 
     def _feed(self, going: _Running, first: int) -> None:
-        """Sends jobs to the least busy workers.
+        """Sends parts to the least busy workers.
 
-        Each has one at work and one queued; the last jobs are sent one to each.
+        Each has one at work and one queued; the last parts are sent one to each.
         """
-        end = first + AHEAD * max(1, len(self._load))
-        while self._load and going.waiting and going.waiting[0] < end:
+        ahead = AHEAD * max(1, len(self._load)) * max(map(len, going.parts), default=1)
+        while self._load and going.waiting and going.parts[going.waiting[0]].start < first + ahead:
             worker, busy = min(self._load.items(), key=lambda item: item[1])
             if busy >= (2 if len(going.waiting) > len(self._load) else 1):
                 return
             self._send(worker, going, heapq.heappop(going.waiting))
 
     def _send(self, worker: int, going: _Running, number: int) -> None:
-        job = going.packed.jobs[number]
-        base, aside = self._stored[job.base], self._stored[job.aside] if job.aside else _NONE
-        kind, layout = going.packed.kinds[job.strategy], going.packed.layout(job)
-        ray_job = RayJob(number, kind, job, base.key, layout, aside.layout)
-        memory = packing.joined(going.jobs[number].memory) if layout else NOTHING
+        jobs, memories = [], []
+        for place in going.parts[number]:
+            job = going.packed.jobs[place]
+            layout = going.packed.layout(job)
+            jobs.append(RayJob(place, going.packed.kinds[job.strategy], job, layout))
+            memories.append(packing.joined(going.jobs[place].memory) if layout else NOTHING)
+        first = going.packed.jobs[going.parts[number].start]
+        base, aside = self._stored[first.base], self._stored[first.aside] if first.aside else _NONE
+        sent = RayJobs(tuple(jobs), base.key, aside.layout)
         self._load[worker] += 1
-        self._cluster.send(worker, going.ticket + number, ray_job, base.ref, memory, aside.ref)
+        self._cluster.send(worker, going.ticket + number, sent, base.ref, aside.ref, *memories)
 
     def _listen(self) -> None:
         came = self._cluster.next()
@@ -181,14 +193,15 @@ class RayExecutor:
         going = self._going
         if returned.worker in self._load:
             self._load[returned.worker] -= 1
-        if returned.reply is None:
+        if returned.replies is None:
             self._gone(returned.worker)
         if going is None or returned.ticket < going.ticket:
             return  # an answer for a run that was abandoned
-        if returned.reply is not None:
-            going.came[returned.ticket - going.ticket] = returned
+        number = returned.ticket - going.ticket
+        if returned.replies is not None:
+            going.came.update(zip(going.parts[number], returned.replies, strict=True))
         else:
-            self._again(going, returned.ticket - going.ticket, returned.why)
+            self._again(going, number, returned.why)
 
     def _arrived(self, returned: RayAnswer) -> None:
         """Takes a new worker that is ready; raises the error of one that failed.
@@ -196,9 +209,10 @@ class RayExecutor:
         One that is lost as it starts is replaced in the next round, unless it was the only one.
         """
         self._coming.discard(returned.worker)
-        if isinstance(returned.reply, WorkerException):
-            raise packing.error_of(returned.reply)
-        if returned.reply is None:
+        reply = returned.replies[0][0] if returned.replies else None
+        if isinstance(reply, WorkerException):
+            raise packing.error_of(reply)
+        if reply is None:
             self._cluster.remove_worker(returned.worker)
             if not self._load and not self._coming:
                 raise ExecutorError(f"a Ray worker did not start: {returned.why}")
@@ -214,7 +228,6 @@ class RayExecutor:
     def _again(self, going: _Running, number: int, why: str) -> None:
         going.losses[number] += 1
         if going.losses[number] >= MOST_LOSSES:
-            job = going.jobs[number]
-            work = f"{job.strategy.name} for {job.name} (seed {job.seed})"
+            work = packing.described([going.jobs[place] for place in going.parts[number]])
             raise ExecutorError(f"{work} was lost with {MOST_LOSSES} workers; the last: {why}")
         heapq.heappush(going.waiting, number)

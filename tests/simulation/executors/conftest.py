@@ -85,6 +85,18 @@ def same(results):
     ]
 
 
+def assert_trained_together(executor, inputs, bases, jobs):
+    """The executor's results are those of the plain one, to rounding; closes it."""
+    try:
+        together = [(result, dict(result.tensors)) for result in executor.run(bases, jobs)]
+    finally:
+        executor.close()
+    for (result, trained), alone in zip(together, PlainExecutor(inputs).run(bases, jobs), strict=True):
+        assert (result.kind, result.num_examples) == (alone.kind, alone.num_examples)
+        for name, value in alone.tensors.items():
+            np.testing.assert_allclose(trained[name], value, atol=2e-6)
+
+
 @dataclass(frozen=True)
 class Kept:
     """Inputs with a family; bases and the tensors sent with them; jobs that need more than their base."""

@@ -20,7 +20,8 @@ from device_runtime.models.bundles.tensors import TensorError
 from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.data.loading import Clients
 from device_runtime.simulation.errors import ExecutorError
-from device_runtime.simulation.executors import processes_worker
+from device_runtime.simulation.executors import job as job_module
+from device_runtime.simulation.executors import packing, processes_worker
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
 from device_runtime.simulation.executors.processes import Processes
 from device_runtime.simulation.executors.processes_worker import SimulationWorker, WorkerInputs
@@ -30,7 +31,7 @@ from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.statistics import class_statistics, kind_statistics
 
-from .conftest import jobs_of, same
+from .conftest import assert_trained_together, jobs_of, same
 
 ENDLESS = FedAvg(epochs=1_000_000)
 SCRIPT = """
@@ -158,7 +159,7 @@ def test_more_jobs_than_there_is_room_for_results_come_in_their_order(inputs, ba
 def test_a_worker_takes_the_gpu_of_its_number(inputs, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(processes_worker, "in_turn", lambda engine, number: (engine.device, number))
-    monkeypatch.setattr(processes_worker, "open_model", lambda bundle, engine: opened.append(engine))
+    monkeypatch.setattr(job_module, "open_model", lambda bundle, engine: opened.append(engine))
     inputs.clients.save(tmp_path)
     engine = EngineSettings("torch", device="cuda")
     places = {"bundle": str(inputs.bundle.path), "family": {}, "clients": str(tmp_path), "temporary": False}
@@ -245,7 +246,7 @@ def test_a_job_that_ends_every_worker_is_named(inputs, bases):
     def kill_three_times() -> None:
         while len(killed) < 3:
             for pid in executor.pids:
-                if pid not in killed and executor._workers[0].jobs == [1]:
+                if pid not in killed and executor._workers[0].parts == [1]:
                     killed.append(pid)
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
@@ -274,6 +275,25 @@ def test_nothing_is_left_behind_when_it_is_closed(inputs, bases, scratch):
     assert not [path for path in Path("/dev/shm").glob("*") if ours & set(path.name.split("_"))]
     with pytest.raises(ExecutorError, match="closed"):
         next(results)
+
+
+def test_parts_are_of_one_base_and_no_larger_than_all_workers_need():
+    jobs = [TrainingJob(i, f"pi-{i}", FedAvg(), 77, base) for i, base in enumerate("1111111444")]
+    assert packing.parts_of(jobs, 4, 2) == [range(4), range(4, 7), range(7, 10)]
+    assert packing.parts_of(jobs, 32, 4) == [range(3), range(3, 6), range(6, 7), range(7, 10)]
+    assert packing.parts_of(jobs[:2], 1, 2) == [range(1), range(1, 2)]
+    assert packing.parts_of([], 4, 2) == []
+
+
+def test_workers_train_many_networks_at_once_round_after_round(inputs, bases):
+    """The base of each round is written where the last one was."""
+    pytest.importorskip("torch")
+    on_torch = replace(inputs, engine=EngineSettings(engine="torch"))
+    jobs = [replace(job, base="1") for kind in ("full", "class-means") for job in jobs_of(kind)]
+    executor = Processes(on_torch, 2, together=3)
+    for base in ("4", "1"):
+        list(executor.run({"1": bases[base]}, jobs))
+    assert_trained_together(executor, on_torch, {"1": bases["4"]}, jobs)
 
 
 @pytest.mark.slow

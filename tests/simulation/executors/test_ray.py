@@ -13,7 +13,7 @@ from device_runtime.models.bundles.tensors import TensorError
 from device_runtime.models.errors import BundleError, EngineError, ModelError
 from device_runtime.simulation.errors import ExecutorError
 from device_runtime.simulation.executors.job import FailedJob, PlainExecutor, TrainingJob
-from device_runtime.simulation.executors.packing import error_of, read_reply
+from device_runtime.simulation.executors.packing import error_of, read_replies
 from device_runtime.simulation.executors.ray_cluster import RayInputs, RayWorker, placement
 from device_runtime.simulation.executors.ray_executor import RayExecutor
 from device_runtime.strategies.kinds.fedavg import FedAvg
@@ -123,6 +123,6 @@ def test_what_a_worker_finds_wrong_at_its_start_is_told_as_it_is(inputs, setting
     zipped, clients = np.frombuffer(inputs.bundle.packed(), np.uint8), inputs.clients
     arrays = clients.x, clients.y, clients.order, clients.offsets
     opening = msgspec.msgpack.encode(RayInputs(settings, ()))
-    reply = read_reply(RayWorker().open(opening, *arrays, zipped))
+    [reply] = read_replies(RayWorker().open(opening, *arrays, zipped))
     with pytest.raises(error, match=settings.engine if error is EngineError else settings.precision):
         raise error_of(reply)

@@ -1,11 +1,14 @@
 """Ray clusters of their own: of one node, and of two, one of which is killed in the middle of a round."""
 
+from dataclasses import replace
+
 import pytest
 
+from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.simulation.executors.ray_cluster import import_ray
 from device_runtime.simulation.executors.ray_executor import RayExecutor
 
-from .conftest import same
+from .conftest import assert_trained_together, jobs_of, same
 
 
 @pytest.mark.slow
@@ -16,6 +19,15 @@ def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors(l
         assert same(executor.run(lesson.bases, lesson.jobs)) == kept_plainly
     finally:
         executor.close()
+
+
+@pytest.mark.slow
+def test_workers_train_many_networks_at_once(inputs, bases):
+    pytest.importorskip("ray")
+    pytest.importorskip("torch")
+    on_torch = replace(inputs, engine=EngineSettings("torch"))
+    executor = RayExecutor(on_torch, workers=2, together=3)
+    assert_trained_together(executor, on_torch, bases, [*jobs_of("full"), *jobs_of("class-means")])
 
 
 @pytest.mark.slow
