@@ -70,7 +70,8 @@ Seed = Callable[[int], int]
 class CountedUpdate:
     """A device's update that counts in a round; it was made for round `round`.
 
-    read: raises BlobError, TensorError where the disk no longer holds it.
+    read: gives it, with its device if it may be read again. Raises BlobError, TensorError where the disk
+    no longer holds it.
     again: whether `read` may be called again later.
     since: the rounds since its device last counted.
     """
@@ -285,7 +286,8 @@ class StoredUpdates:
         content = codec.decode(self._store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss
         train_loss = loss if np.isfinite(loss) else nan
-        return Update(stored.kind, content, stored.num_examples, train_loss, variant.variant)
+        sent = stored.kind, content, stored.num_examples, train_loss, variant.variant
+        return Update(*sent, device=stored.device)
 
     def base(self, number: int, member: str) -> Tensors:
         """The weights that round `number` distributed for this member, or for the main model ("")."""

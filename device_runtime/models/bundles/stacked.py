@@ -100,10 +100,28 @@ def squares(tensors: Tensors, starts: Tensors) -> dict[str, float]:
         stacked = {name: start for name, start in starts.items() if name in tensors.names}
         of_all = tensors.copies.squares(stacked)
         squared = {name: float(of_each[tensors.index]) for name, of_each in of_all.items()}
-    for name in starts.keys() - squared.keys():
-        change = np.subtract(tensors[name], starts[name], dtype=np.float64).reshape(-1)
-        squared[name] = float(change @ change)
-    return {name: squared[name] for name in starts}
+    return {
+        name: squared[name] if name in squared else _squared(tensors[name], starts[name]) for name in starts
+    }
+
+
+BLOCK = 1 << 14
+"""Values that are compared at once: they stay in a processor's cache."""
+
+
+def _squared(value: NDArray[Any], start: NDArray[Any]) -> float:
+    """The squared distance of a tensor from `start`, which broadcasts to it: a float64 sum, as of copies."""
+    flat, total = value.reshape(-1), 0.0
+    begin = (
+        start.reshape(-1)
+        if start.size in (1, value.size)
+        else np.broadcast_to(start, value.shape).reshape(-1)
+    )
+    for i in range(0, len(flat), BLOCK):
+        part = slice(i, i + BLOCK)
+        change = (flat[part] - (begin if len(begin) == 1 else begin[part])).astype(np.float64)
+        total += float(change @ change)
+    return total
 
 
 def with_others(tensors: Tensors, others: Tensors) -> Tensors:

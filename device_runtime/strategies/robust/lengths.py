@@ -45,7 +45,7 @@ from device_runtime.models.bundles.stacked import Copies, StackedCopy, outline, 
 from device_runtime.models.bundles.tensors import Tensors, Vector
 from device_runtime.strategies.errors import OwnCodeError
 from device_runtime.strategies.interface import capabilities
-from device_runtime.strategies.interface.device_half import FEW_SHOT, NO_TENSORS, Update
+from device_runtime.strategies.interface.device_half import FEW_SHOT, Update
 from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics.bounds import ROUNDS
@@ -123,15 +123,11 @@ class Compared:
 class WaitingUpdate:
     """An update that waits: how to read it, what it is compared with, its epochs, its lengths by group."""
 
-    device: str
     read: Read
     compared: Compared
     weight: float
     epochs: int
     lengths: Mapping[Group, float]
-
-    def update(self) -> Update:
-        return replace(self.read(), device=self.device)
 
 
 class LengthBounds:
@@ -157,7 +153,7 @@ class LengthBounds:
         form = variant_named(compared.kind, update.variant)
         epochs = int(getattr(form, "epochs", 1))
         read = again or self._waiting_where_it_is(update) or self._stored(update)
-        self._waiting.append(WaitingUpdate(update.device, read, compared, weight, epochs, lengths))
+        self._waiting.append(WaitingUpdate(read, compared, weight, epochs, lengths))
 
     def _waiting_where_it_is(self, update: Update) -> Read | None:
         """Lets tensors wait on the processor that trained them, as long as there is room."""
@@ -172,18 +168,19 @@ class LengthBounds:
 
     def _stored(self, update: Update) -> Read:
         """Writes an update to the file, whose content comes back bit for bit."""
-        metadata, place = replace(update, tensors=NO_TENSORS, memory=None), self._end
+        kind, samples, loss = update.kind, update.num_examples, update.train_loss
+        variant, late, device, place = update.variant, update.late, update.device, self._end
         layout = [(name, value.dtype, value.shape, value.nbytes) for name, value in update.tensors.items()]
         self._file.seek(place)
-        self._end += self._file.write(b"".join(value.tobytes() for value in update.tensors.values()))
+        for value in update.tensors.values():
+            self._end += self._file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
         def read() -> Update:
             self._file.seek(place)
             content: Tensors = {
-                name: np.ndarray(shape, dtype, bytearray(self._file.read(size)))
-                for name, dtype, shape, size in layout
+                name: np.ndarray(shape, dtype, self._file.read(size)) for name, dtype, shape, size in layout
             }
-            return replace(metadata, tensors=content)
+            return Update(kind, content, samples, loss, variant, None, late, device)
 
         return read
 

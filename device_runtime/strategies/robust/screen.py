@@ -93,9 +93,11 @@ class Screen:
     def add(self, update: Update, weight: float, device: str, again: Read | None = None) -> None:
         """Add one update, in a fixed order, as in Folding; it is not held in memory. Raises OSError.
 
-        again: reads it once more; without it, updates whose length is compared go to a temporary file.
+        again: reads it once more, with its device; without it, updates whose length is compared go to a
+        temporary file.
         """
-        update, sent = self._folding.parted(replace(update, device=device))
+        named = update if update.device == device else replace(update, device=device)
+        update, sent = self._folding.parted(named)
         if self._robust.rule == "none":
             self._folding.pool(sent, update.late)
             weight *= self._share(update)
@@ -124,7 +126,7 @@ class Screen:
     def _fold_bounded(self) -> None:
         """Fold the updates that wait for the lengths of others, shortened to the bounds."""
         for entry in self._bounds:
-            update, _ = self._folding.parted(entry.update())
+            update, _ = self._folding.parted(entry.read())
             try:
                 self._folding.add(*self._bounds.bounded(entry, update))
             except OwnCodeError as error:

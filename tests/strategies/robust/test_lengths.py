@@ -245,7 +245,7 @@ def test_an_update_in_a_file_comes_back_bit_for_bit(round_model):
     for _ in range(2):
         bounds.add(Update("full", content, 3, 0.5, device="pi-1"), 1.0, compared, None)
     for entry in bounds:
-        read = entry.update()
+        read = entry.read()
         assert (read.device, list(read.tensors)) == ("pi-1", list(content))
         for name, value in content.items():
             assert read.tensors[name].dtype == value.dtype
