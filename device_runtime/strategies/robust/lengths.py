@@ -178,7 +178,8 @@ class LengthBounds:
         def read() -> Update:
             self._file.seek(place)
             content: Tensors = {
-                name: np.ndarray(shape, dtype, self._file.read(size)) for name, dtype, shape, size in layout
+                name: np.ndarray(shape, dtype, bytearray(self._file.read(size)))
+                for name, dtype, shape, size in layout
             }
             return Update(kind, content, samples, loss, variant, None, late, device)
 
