@@ -29,13 +29,13 @@ scalars of fewer than three devices, because a lying device could choose to be a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import inf, sqrt
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
-from typing import Any, NamedTuple
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ from device_runtime.strategies.interface.device_half import FEW_SHOT, Update
 from device_runtime.strategies.interface.kind import AnyStrategy, variant_named
 from device_runtime.strategies.plugins import own_code
 from device_runtime.strategies.statistics.bounds import ROUNDS
-from device_runtime.strategies.statistics.centres import LEAST
+from device_runtime.strategies.statistics.centres import LEAST, upper_quartile
 from device_runtime.strategies.statistics.class_statistics import IN_MEMORY
 
 from .groups import FROM_ZERO, device_list
@@ -95,6 +95,7 @@ class Compared:
     kind: AnyStrategy
     member: str
     base: Tensors
+    _parts: dict[Hashable, dict[Group, dict[str, NDArray[Any]]]] = field(default_factory=dict)
 
     def comparable(self, update: Update) -> Update:
         with own_code(type(self.kind)):
@@ -102,8 +103,15 @@ class Compared:
 
     def parts(self, content: Tensors) -> dict[Group, dict[str, NDArray[Any]]]:
         """The tensors of each group, by what they are measured from: the base's tensor, or 0."""
+        shapes = outline(content)
+        layout = tuple((name, value.dtype.char, value.shape) for name, value in shapes.items())
+        if layout not in self._parts:
+            self._parts[layout] = self._parts_of(shapes)
+        return self._parts[layout]
+
+    def _parts_of(self, content: Tensors) -> dict[Group, dict[str, NDArray[Any]]]:
         parts: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
-        for name, value in outline(content).items():
+        for name, value in content.items():
             if value.dtype != np.float32 or not value.size:  # counts, indices
                 continue
             own = self.base.get(name.removeprefix(FEW_SHOT))
@@ -137,14 +145,19 @@ class LengthBounds:
         """`before`: what `kept` gave in the last merge. `scratch`: folder for what cannot be read again."""
         self._before, self._waiting, self._end = before, list[WaitingUpdate](), 0
         self._copies: list[Copies] = []
-        self._file = SpooledTemporaryFile(IN_MEMORY, dir=str(scratch) if scratch else None, prefix="merge-")  # noqa: SIM115 - closed in `close`
+        self._scratch = scratch
         self._shortened: dict[str, list[str]] = defaultdict(list)
         self._furthest = (0.0, 0.0)
         self._bound = cache(self._bound_of)
 
+    @cached_property
+    def _file(self) -> IO[bytes]:
+        return TemporaryFile(dir=self._scratch, prefix="merge-")
+
     def close(self) -> None:
-        """Delete the file. May be called twice."""
-        self._file.close()
+        """Delete the file, if there is one. May be called twice."""
+        if "_file" in self.__dict__:
+            self._file.close()
 
     def add(self, update: Update, weight: float, compared: Compared, again: Read | None = None) -> None:
         """Let an update wait. `again` reads it once more; None: it is kept in a file. Raises OSError."""
@@ -167,13 +180,18 @@ class LengthBounds:
         return lambda: update
 
     def _stored(self, update: Update) -> Read:
-        """Writes an update to the file, whose content comes back bit for bit."""
+        """Copies an update, IN_MEMORY bytes of all into memory and the rest into a file, bit for bit."""
         kind, samples, loss = update.kind, update.num_examples, update.train_loss
         variant, late, device, place = update.variant, update.late, update.device, self._end
+        size = sum(value.nbytes for value in update.tensors.values())
+        self._end += size
+        if self._end <= IN_MEMORY:
+            copied = {name: value.copy() for name, value in update.tensors.items()}
+            return lambda: Update(kind, copied, samples, loss, variant, None, late, device)
         layout = [(name, value.dtype, value.shape, value.nbytes) for name, value in update.tensors.items()]
         self._file.seek(place)
         for value in update.tensors.values():
-            self._end += self._file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            self._file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
         def read() -> Update:
             self._file.seek(place)
@@ -271,7 +289,7 @@ def usual(lengths: Iterable[float]) -> float:
     ordered = sorted(lengths)
     if len(ordered) < LEAST:
         return inf
-    return float(np.quantile([*ordered[:-1], min(ordered[-1], TIMES * ordered[-2])], 0.75))
+    return upper_quartile([*ordered[:-1], min(ordered[-1], TIMES * ordered[-2])])
 
 
 def _name(group: Group) -> str:
@@ -285,8 +303,7 @@ def _rows(value: NDArray[Any], start: NDArray[Any]) -> int:
 
 def _values(content: Tensors, starts: Tensors) -> int:
     """The number of values; of a tensor that the base does not have, in a row."""
-    shapes = outline(content)
-    return sum(shapes[name].size // _rows(shapes[name], start) for name, start in starts.items())
+    return sum(content[name].size // _rows(content[name], start) for name, start in starts.items())
 
 
 def change_length(content: Tensors, starts: Tensors) -> float:

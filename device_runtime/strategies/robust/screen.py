@@ -73,6 +73,7 @@ class Screen:
         self._bases: dict[Hashable, tuple[str, Tensors]] = {}
         self._samples: dict[str, float] = {}
         self._lengths: dict[str, float] = {}
+        self._comparisons: dict[tuple[str, str], Compared] = {}
         self._notes: list[str] = []
         self._rule = RobustRule(robust, self._note)
         self._statistics = StatisticsOfDevices(scratch, self._note)
@@ -121,7 +122,8 @@ class Screen:
         kind = self._folding.strategy(update.kind)
         if self._summed or not update.tensors or capabilities.compared_as(kind) in (None, "class-means"):
             return None
-        return Compared(kind, *self._folding.trained(update))
+        member, base = self._folding.trained(update)
+        return self._comparisons.setdefault((update.kind, member), Compared(kind, member, base))
 
     def _fold_bounded(self) -> None:
         """Fold the updates that wait for the lengths of others, shortened to the bounds."""

@@ -37,7 +37,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, sqrt
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +51,7 @@ from .centres import (
     median_of_devices,
     sample_noise,
     shrunk,
+    upper_quartile,
     without_negative,
 )
 from .class_statistics import Statistics, StatisticsFile, StatisticsSource
@@ -155,7 +155,7 @@ class StatisticsBounds:
         spreads = [device.spread for device in judged]
         own = replace(
             own,
-            spread=_quartile(spreads, "lower") if strata else median_of_devices(spreads),
+            spread=_quartile(spreads, lower=True) if strata else median_of_devices(spreads),
             drift=median_of_devices([d.drift for d in self._distances if isfinite(d.drift)]),
             scatter=own.scatter if isfinite(own.scatter) else sample,
         )
@@ -421,6 +421,6 @@ def _with_scatter(device: Statistics, scatter: NDArray[np.float64]) -> Statistic
     return replace(device, moments=scatter + (means * counts[:, None]).T @ means)
 
 
-def _quartile(values: Sequence[float], method: Literal["linear", "lower"] = "linear") -> float:
-    """The upper quartile over devices; inf for fewer than LEAST. method: as in `np.quantile`."""
-    return float(np.quantile(values, 0.75, method=method)) if len(values) >= LEAST else inf
+def _quartile(values: Sequence[float], lower: bool = False) -> float:
+    """The upper quartile over devices, as `upper_quartile`; inf for fewer than LEAST."""
+    return upper_quartile(values, lower) if len(values) >= LEAST else inf

@@ -246,6 +246,16 @@ def median_of_devices(values: Sequence[float]) -> float:
     return float(np.median(values)) if len(values) >= LEAST else inf
 
 
+def upper_quartile(values: Sequence[float], lower: bool = False) -> float:
+    """The upper quartile, as `np.quantile` has it; lower: the value below it where it lies between two."""
+    ordered = sorted(values)
+    place, part = divmod(0.75 * (len(ordered) - 1), 1)
+    below, above = ordered[int(place)], ordered[min(int(place) + 1, len(ordered) - 1)]
+    if lower or part == 0:
+        return float(below)
+    return float(below + (above - below) * part if part < 0.5 else above - (above - below) * (1 - part))
+
+
 def weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """The weighted median of each column of values (n, width)."""
     order = np.argsort(values, axis=0, kind="stable")

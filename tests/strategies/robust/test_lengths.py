@@ -13,7 +13,7 @@ from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.server_optimizer import ServerOptimizer
-from device_runtime.strategies.robust import Robust, Screen
+from device_runtime.strategies.robust import Robust, Screen, lengths
 from device_runtime.strategies.robust.lengths import (
     MEMORY,
     OTHERS,
@@ -236,10 +236,12 @@ def test_an_own_kind_that_fails_at_an_update_that_waited_costs_this_update(round
     assert lengths_of(round_model, [Update("full", merged.base, 1, 1)]) == pytest.approx([1.0], rel=1e-3)
 
 
-def test_an_update_in_a_file_comes_back_bit_for_bit(round_model):
+@pytest.mark.parametrize("in_memory", [0, 100, 1 << 20])
+def test_an_update_in_memory_or_in_a_file_comes_back_bit_for_bit(round_model, in_memory, monkeypatch):
     """Of any dtype, with tensors without rows, and writable, as one that was decoded."""
     content = {"b": np.arange(6, dtype=np.int64).reshape(2, 3)[:, ::-1], "a": np.zeros((0, 5), np.float32)}
     content["c"] = np.float16([[1.5]])
+    monkeypatch.setattr(lengths, "IN_MEMORY", in_memory)
     bounds = LengthBounds({}, None)
     compared = Compared(registry.make("full"), "", round_model.weights)
     for _ in range(2):

@@ -7,6 +7,7 @@ from device_runtime.strategies.statistics.centres import (
     Metric,
     centres_of,
     distances_to,
+    upper_quartile,
     weighted_median,
 )
 from device_runtime.strategies.statistics.class_statistics import (
@@ -42,6 +43,13 @@ def filed(devices):
 def distances_of(devices):
     file = filed(devices)
     return distances_to(centres_of(file, NONE), file, NONE, iter([METRIC] * len(devices)))
+
+
+def test_an_upper_quartile_is_numpys_to_the_bit():
+    values = np.random.default_rng(3).lognormal(size=60)
+    for n in range(1, 61):
+        assert upper_quartile(values[:n]) == np.quantile(values[:n], 0.75)
+        assert upper_quartile(values[:n], lower=True) == np.quantile(values[:n], 0.75, method="lower")
 
 
 def test_the_median_of_equal_weights_is_the_usual_one():
