@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .api.result import ComparedFolders, SimulatedRun, SimulationResult
     from .api.simulating import compare, simulate
     from .models.bundles.bundle import Bundle
+    from .models.bundles.inputs import InputSpec, WindowInput
     from .profiles.fleets.fleet import FleetSpec as Fleet
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "DeviceOptions",
     "Fleet",
     "Guess",
+    "InputSpec",
     "KindSettings",
     "Personal",
     "Prediction",
@@ -44,6 +46,7 @@ __all__ = [
     "SimulatedRun",
     "SimulationResult",
     "Task",
+    "WindowInput",
     "compare",
     "data",
     "export",
@@ -60,6 +63,7 @@ _HOMES = {
     "DeviceOptions": "api.device",
     "Fleet": "profiles.fleets.fleet:FleetSpec",
     "Guess": "device.personal.predictions",
+    "InputSpec": "models.bundles.inputs",
     "KindSettings": "aggregator.tasks.kind_settings",
     "Personal": "device.personal.predictions",
     "Prediction": "device.personal.predictions",
@@ -67,6 +71,7 @@ _HOMES = {
     "SimulatedRun": "api.result",
     "SimulationResult": "api.result",
     "Task": "aggregator.tasks.task",
+    "WindowInput": "models.bundles.inputs",
     "compare": "api.simulating",
     "data": "api.data:",
     "export": "api.exporting",

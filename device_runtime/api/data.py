@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
@@ -30,6 +31,7 @@ __all__ = [
     "cifar100",
     "digits",
     "fashion_mnist",
+    "frame",
     "images",
     "mnist",
     "npz",
@@ -92,17 +94,18 @@ def digits(**division: Unpack[Division]) -> DataSpec:
     return of_source("digits", **division)
 
 
-def npz(path: str | Path, **division: Unpack[Division]) -> DataSpec:
+def npz(path: str | Path, *, client_column: str = "", **division: Unpack[Division]) -> DataSpec:
     """Arrays of a .npz file, or of a folder of .npy files, which are memory-mapped.
 
-    The arrays are x (n, ...) and y (n,) of class numbers, or (n, columns) of targets, of which a part is held
-    out (`test_share`), or x_train, y_train, x_test and y_test; if wanted also groups (n,), the natural client
-    of each sample, and labels, the names of the classes or columns.
+    The arrays are x (n, ...) and y (n,) of class numbers or names, or (n, columns) of targets, of which a
+    part is held out (`test_share`), or x_train, y_train, x_test and y_test; if wanted also groups (n,), the
+    number or name of each sample's natural client, and labels, the names of the classes or columns.
+    client_column: the name of the array of clients, if it is not groups, client or clients.
 
     >>> npz("mine.npz", partition="iid").path
     'mine.npz'
     """
-    return of_source("npz", path=path, **division)
+    return of_source("npz", path=path, client_column=client_column, **division)
 
 
 def arrays(
@@ -116,11 +119,12 @@ def arrays(
 ) -> DataSpec:
     """Samples in memory: x (n, ...) of any real dtype, as the bundle takes it, and class numbers y (n,).
 
-    Where the bundle's loss is of columns, y is their numbers, (n, columns) or float (n,).
+    y may be names of classes, too. Where the bundle's loss is of columns, y is their numbers, (n, columns) or
+    float (n,).
 
     test: the x and y to evaluate on; None: a random share of the samples is (`test_share`). labels: the
-    names of the classes or columns. client: int (n,), the natural client of each sample, for
-    partition="natural".
+    names of the class numbers, or of the columns. client: integers or names (n,), the natural client of each
+    sample, for partition="natural".
 
     The arrays are kept once, by content, in the cache folder of this user, from where the processes of a
     simulation map them into memory. Raises DataSetError for arrays that do not fit each other, and if the
@@ -130,9 +134,11 @@ def arrays(
     'npz'
     """
     names = ("x_train", "y_train", "x_test", "y_test") if test is not None else ("x", "y")
-    parts = dict(zip(names, map(np.asarray, (x, y, *(test or ()))), strict=True))
-    parts |= {} if client is None else {"groups": np.asarray(client)}
+    parts = dict(zip(names, map(_array, (x, y, *(test or ()))), strict=True))
+    parts |= {} if client is None else {"groups": _array(client)}
     _check(parts)
+    if labels is not None and "U" in {parts[name].dtype.kind for name in names[1::2]}:
+        raise DataSetError("y are names of classes: leave out labels, or give class numbers")
     parts |= {} if labels is None else {"labels": np.array(labels, np.str_)}
     key = f"arrays-{_digest(parts)}"
     files.cached(key, lambda: parts)
@@ -142,12 +148,20 @@ def arrays(
     return of_source("npz", path=folder, **division)
 
 
+def _array(values: ArrayLike) -> NDArray[Any]:
+    """The values as an array; objects that are all texts become names, as in a column of pandas."""
+    array = np.asarray(values)
+    texts = array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)
+    return array.astype(np.str_) if texts else array
+
+
 def _check(parts: Mapping[str, NDArray[Any]]) -> None:
-    """Raises DataSetError unless all are arrays of numbers, as many of each for the same samples."""
+    """Raises DataSetError unless all are arrays, x of numbers, as many of each for the same samples."""
     for name, array in parts.items():
-        if array.dtype.kind not in "biuf" or not array.ndim:
+        kinds, expected = ("biuf", "numbers") if name.startswith("x") else ("biufU", "numbers or names")
+        if array.dtype.kind not in kinds or not array.ndim:
             form = f"{array.dtype} of shape {array.shape}"
-            raise DataSetError(f"{name} is {form}, expected an array of numbers")
+            raise DataSetError(f"{name} is {form}, expected an array of {expected}")
     of_x = (("x", "y"), ("x", "groups"), ("x_train", "y_train"), ("x_train", "groups"), ("x_test", "y_test"))
     for x, other in of_x:
         if x in parts and other in parts and len(parts[x]) != len(parts[other]):
@@ -232,6 +246,65 @@ def text(
     return of_source("text", path=path, **columns, **division)
 
 
+def frame(
+    data: Any,
+    *,
+    test: Any = None,
+    label_column: str = "",
+    feature_columns: str | Sequence[str] = "",
+    client_column: str = "",
+    text_column: str = "",
+    **division: Unpack[Division],
+) -> DataSpec:
+    """A DataFrame of pandas, or what has `to_pandas()`: rows of numbers, texts or time steps, with labels.
+
+    It is read as `table` reads a file, or with `text_column` as `text` does: a row whose cells do not fit is
+    left out and said, by its number; row 2 is the first of the frame, as in a file with a header. A
+    named index is a column too. For a bundle of windows the rows are time steps, in their order, and
+    `client_column` says whose recording each is of.
+
+    test: a frame with the samples to evaluate on; None: a random share of the rows, of windows of the
+    clients, is (`test_share`). label_column, feature_columns, client_column: as in `table`; features may be
+    a list of names.
+
+    The frame is kept once, by content, in the cache folder of this user, from where the processes of a
+    simulation read it. Raises DataSetError for what is no frame, has no rows, or cannot be kept.
+
+    >>> import pandas as pd
+    >>> houses = pd.DataFrame({"rooms": [2, 5], "price": [130.0, 250.0], "city": ["Graz", "Linz"]})
+    >>> frame(houses, label_column="price", client_column="city", partition="natural").source
+    'table'
+    """
+    columns = {"label_column": label_column, "client_column": client_column}
+    listed = feature_columns if isinstance(feature_columns, str) else ",".join(feature_columns)
+    columns |= {"feature_columns": listed, "text_column": text_column}
+    paths = {"path": _kept_frame(data)} | ({} if test is None else {"test_path": _kept_frame(test)})
+    return of_source("text" if text_column else "table", **paths, **columns, **division)
+
+
+def _kept_frame(data: Any) -> Path:
+    """The file of a frame's rows in the cache folder. Raises DataSetError."""
+    if not hasattr(data, "to_csv") and hasattr(data, "to_pandas"):
+        data = data.to_pandas()
+    if not (hasattr(data, "to_csv") and hasattr(data, "columns") and hasattr(data, "reset_index")):
+        raise DataSetError(f"{type(data).__name__} is no table: expected a pandas.DataFrame")
+    if not len(data):
+        raise DataSetError(f"the frame of {', '.join(map(str, data.columns)) or 'no columns'} has no rows")
+    if any(name is not None for name in data.index.names):
+        data = data.reset_index()
+    text = data.to_csv(index=False, lineterminator="\n").encode("utf-8", "surrogatepass")
+    place = files.folder() / f"frame-{hashlib.sha256(text).hexdigest()[:32]}.csv"
+    try:
+        if not place.is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=place.parent, prefix="frame-", suffix=".part", delete=False) as part:
+                part.write(text)
+            Path(part.name).replace(place)
+    except OSError as error:
+        raise DataSetError(f"the frame cannot be kept in {place}: {error.strerror}") from None
+    return place
+
+
 def table(
     path: str | Path,
     *,
@@ -277,16 +350,30 @@ def speech_commands(path: str | Path, *, words: Sequence[str] = (), **division: 
     return of_source("speech-commands", path=path, words=words, **division)
 
 
-def recordings(path: str | Path, *, label_column: str = "", **division: Unpack[Division]) -> DataSpec:
-    """Recordings of sensors, a folder for each person, cut into windows as the task's bundle says.
+def recordings(
+    path: str | Path,
+    *,
+    label_column: str = "",
+    feature_columns: str = "",
+    client_column: str = "",
+    **division: Unpack[Division],
+) -> DataSpec:
+    """Recordings of sensors, cut into windows as the task's bundle says.
 
-    A person's folder is what a device reads: LABEL/*.csv, or tables with a column of labels. The persons are
-    the natural clients, and none is in both parts of the split.
+    path: a folder with a folder for each person, which has what a device reads (LABEL/*.csv, or tables with a
+    column of labels or targets); or one .csv, .tsv or .parquet table, in which `client_column` says whose
+    each row, a time step, is. The persons are the natural clients, and none is in both parts of the split.
+    label_column, feature_columns: as in `table`; by default the channels are those that the bundle names.
 
-    >>> recordings("people", partition="natural").source
-    'recordings'
+    >>> recordings("engines.parquet", client_column="engine", partition="natural").client_column
+    'engine'
     """
-    return of_source("recordings", path=path, label_column=label_column, **division)
+    columns = {
+        "label_column": label_column,
+        "feature_columns": feature_columns,
+        "client_column": client_column,
+    }
+    return of_source("recordings", path=path, **columns, **division)
 
 
 def _digest(parts: Mapping[str, np.ndarray[Any, Any]]) -> str:

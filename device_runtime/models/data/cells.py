@@ -231,15 +231,20 @@ def target_columns(names: Sequence[str] | None, width: int, source: SampleSource
     return tuple(column_number(names, width, name.strip(), "the labels or targets") for name in columns)
 
 
+NO_TARGET = "a target that is no number"
+
+
 def column_values(text: str, columns: Sequence[str]) -> list[float]:
     """The targets of one sample, from numbers joined by commas. Raises Refused."""
-    cells = text.split(",")
-    try:
-        if len(cells) != len(columns):
-            raise ValueError(f"{text[:40]!r}: {len(cells)} numbers, expected {', '.join(columns)}")
-        return [float(cell) for cell in cells]
-    except ValueError as error:
-        raise Refused("a target that is no number", str(error)[:80]) from None
+    cells, values = text.split(","), list[float]()
+    if len(cells) != len(columns):
+        raise Refused(NO_TARGET, f"{text[:40]!r}: {len(cells)} numbers, expected {', '.join(columns)}")
+    for name, cell in zip(columns, cells, strict=True):
+        try:
+            values.append(float(cell))
+        except ValueError:
+            raise Refused(NO_TARGET, f"{name} is {cell[:40]!r}") from None
+    return values
 
 
 def column_number(names: Sequence[str] | None, width: int, key: str, purpose: str) -> int:

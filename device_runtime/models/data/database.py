@@ -99,7 +99,8 @@ def _steps(
             yield Skip.of(error, f"row {number}")
             continue
         label = ",".join(_label_name(row[column]) for column in labels)
-        yield TimeStep("", values, label) if numbers and labels else TimeStep(label, values)
+        of_numbers = numbers and labels
+        yield TimeStep("" if of_numbers else label, values, label if of_numbers else None, number)
 
 
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:

@@ -244,7 +244,7 @@ class SampleTargets:
             return np.zeros(count, np.int64), np.ones(count, bool)
         labels = [label or ""] * count if batch.labels is None else batch.labels
         if self.target.has_columns:
-            return self._columns(labels, name, skipped)
+            return self._columns(labels, batch, name, skipped)
         names = labels.tolist() if isinstance(labels, np.ndarray) else labels
         y, read = np.zeros(count, np.int64), np.zeros(count, bool)
         numbers: dict[Any, int | Refused] = {}
@@ -253,7 +253,7 @@ class SampleTargets:
                 numbers[value] = self._number(value)
             number = numbers[value]
             if isinstance(number, Refused):
-                skipped.add(Skip.of(number, name))
+                skipped.add(Skip.of(number, batch.place(i, name)))
             else:
                 y[i], read[i] = number, True
         return y, read
@@ -268,7 +268,7 @@ class SampleTargets:
             return error
 
     def _columns(
-        self, labels: Sequence[str] | NDArray[Any], name: str, skipped: SkippedTally
+        self, labels: Sequence[str] | NDArray[Any], batch: RawSamples, name: str, skipped: SkippedTally
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         y, read = np.zeros((len(labels), *self.target.shape), np.float64), np.zeros(len(labels), bool)
         if isinstance(labels, np.ndarray):
@@ -283,7 +283,7 @@ class SampleTargets:
                 self.target.prepare(np.array([values]))
                 y[i], read[i] = values, True
             except TensorError as error:
-                skipped.add(Skip("not what the task's loss takes", f"{name}: {error}"))
+                skipped.add(Skip("not what the task's loss takes", f"{batch.place(i, name)}: {error}"))
             except Refused as error:
-                skipped.add(Skip.of(error, name))
+                skipped.add(Skip.of(error, batch.place(i, name)))
         return y, read

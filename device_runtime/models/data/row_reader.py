@@ -20,6 +20,7 @@ from device_runtime.models.bundles.inputs import InputSpec, WindowInput
 from device_runtime.models.errors import TensorError
 
 from .cells import (
+    NO_TARGET,
     SAID,
     NumberStyle,
     as_number,
@@ -35,7 +36,7 @@ from .columns import TableColumns
 from .units import RawSamples, Refused, Skip, TokenIds, WantedSamples
 
 NO_NUMBER = "a feature that is no number"
-NO_TARGET = "a target that is no number"
+NOT_FINITE = "values are not finite"
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,15 @@ class RowReader:
         if self.texts is not None:
             ids: NDArray[np.int64] = text_cell(cells[self.text]).ids(self.texts)[0]
             return ids
+        features = self.columns.features
         try:
-            return values_of([cells[column] for column in self.columns.features], self.input, self.style)
+            return values_of([cells[column] for column in features], self.input, self.style)
         except Refused as error:
-            if error.reason != NO_NUMBER:
+            wrong = next((column for column in features if not self._takes(cells[column])), None)
+            if wrong is None or error.reason not in (NO_NUMBER, NOT_FINITE):
                 raise
-            raise Refused(NO_NUMBER, self._wrong(cells) or error.detail) from None
+            cell = str(cells[wrong])[:40]
+            raise Refused(error.reason, f"{self.columns.name(wrong)}: {cell!r}") from None
 
     def block(self, rows: Sequence[Sequence[Any]]) -> NDArray[np.float32] | None:
         """The samples of several rows, (n, *shape); None if they are to be read one by one."""
@@ -115,14 +119,20 @@ class RowReader:
         except (ValueError, TypeError) as error:
             raise Refused(NO_TARGET, str(error)[:80]) from None
 
-    def _wrong(self, cells: Sequence[Any]) -> str:
-        """The first cell that is no number, and its column."""
-        for column in self.columns.features:
-            try:
-                _value(cells[column], self.input, self.style)
-            except (ValueError, TypeError, OverflowError):
-                return f"{self.columns.name(column)}: {str(cells[column])[:40]!r}"
-        return ""
+    def targets(self, cells: Sequence[Any]) -> str:
+        """The targets of a time step joined by commas, as they stand there if one is no number."""
+        try:
+            return self.label(cells)
+        except Refused:
+            return ",".join(str(cells[column]) for column in self.columns.targets)
+
+    def _takes(self, cell: Any) -> bool:
+        """Whether a cell is a number that is finite in float32."""
+        try:
+            with np.errstate(over="ignore"):
+                return bool(np.isfinite(np.float32(_value(cell, self.input, self.style))))
+        except (ValueError, TypeError, OverflowError):
+            return False
 
 
 def _check_features(columns: TableColumns, spec: InputSpec, rows: Sequence[Sequence[Any]]) -> None:
@@ -168,7 +178,7 @@ def values_of(cells: Sequence[Any], spec: InputSpec, style: NumberStyle = "point
     except (ValueError, TypeError, OverflowError) as error:
         raise Refused(NO_NUMBER, str(error)[:80]) from None
     if not np.isfinite(values).all():
-        raise Refused("values are not finite")
+        raise Refused(NOT_FINITE)
     return values.reshape(spec.shape)
 
 
@@ -179,12 +189,14 @@ AXES = ("y",)
 class TimeStep(NamedTuple):
     """One time step: its label, and the values of all channels, float32 (channels,).
 
-    target: its numbers, joined by commas, where targets have columns; None: labels are of classes.
+    target: its numbers, joined by commas, where targets have columns; None: labels are of classes. row: its
+    number in the file, from 1; 0: unknown.
     """
 
     label: str
     values: NDArray[Any]
     target: str | None = None
+    row: int = 0
 
 
 @dataclass(frozen=True)
@@ -213,12 +225,14 @@ class WindowCutter:
         channels = {*map(folded, self.window.columns or AXES)}
         return ["" if folded(name) in channels else name for name in names]
 
-    def columns(self, names: Sequence[str] | None, width: int, labels: Sequence[int] = ()) -> tuple[int, ...]:
+    def columns(
+        self, names: Sequence[str] | None, width: int, labels: Sequence[int] = (), client: int | None = None
+    ) -> tuple[int, ...]:
         """The numbers of the columns that are the channels, in their order.
 
         names: of the columns, None without a header. width: number of columns. labels: the columns of labels
-        or targets; a forecast may have its targets among its channels. Raises Refused if a named column is
-        missing, or if there are more or fewer columns than channels.
+        or targets; a forecast may have its targets among its channels. client: the column of clients. Raises
+        Refused if a named column is missing, or if there are more or fewer columns than channels.
         """
         channel_columns = self.window.columns
         if channel_columns and names is not None:
@@ -226,9 +240,10 @@ class WindowCutter:
             if missing := [name for name in channel_columns if folded(name) not in called]:
                 raise Refused(f"no column {missing[0]!r}", f"there are {first_of(names)}")
             return tuple(called[folded(name)] for name in channel_columns)
-        others = tuple(column for column in range(width) if column not in labels)
-        if self.window.ahead and width == self.channels:
-            return tuple(range(width))
+        every = tuple(column for column in range(width) if column != client)
+        others = tuple(column for column in every if column not in labels)
+        if self.window.ahead and len(every) == self.channels:
+            return every
         if len(others) != self.channels:
             raise Refused(
                 "another number of columns than the task's channels",
@@ -265,4 +280,8 @@ class WindowCutter:
                 targets = targets[self.length - 1 + self.window.ahead :]
             windows = windows[:: self.window.step]
             labels = targets[:: self.window.step] or [label] * len(windows)
-            yield RawSamples(windows, labels if labelled else None, form, together=True)
+            answered = steps_of[self.length - 1 + (self.window.ahead if targets else 0) :: self.window.step]
+            rows = [step.row for step in answered]
+            yield RawSamples(
+                windows, labels if labelled else None, form, together=True, rows=rows if all(rows) else None
+            )

@@ -28,6 +28,7 @@ class SampleSource:
     classes: the number of the task's classes, 0 if no task is known or it has none.
     unlabelled: whether samples need no label.
     texts: whether the task's samples are texts.
+    named: whether the first row of a table certainly has the names of its columns.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class SampleSource:
     classes: int = 0
     unlabelled: bool = False
     texts: bool = False
+    named: bool = False
 
     @classmethod
     def of(cls, source: SampleSource | Path | str) -> SampleSource:

@@ -23,7 +23,7 @@ from .cells import NO_LABEL_COLUMN, folded
 from .columns import TableColumns, columns_of
 from .delimited import CellRow, Dialect, count_lines, dialect, table_rows
 from .labels import NewLabels, SampleTargets
-from .row_reader import AXES, RowReader, TimeStep, WindowCutter, values_of
+from .row_reader import AXES, RowReader, TimeStep, WindowCutter
 from .sample_source import SampleSource
 from .single import DECODERS, ending_of
 from .units import (
@@ -74,7 +74,8 @@ def layout(path: Path, source: SampleSource, cutter: WindowCutter | None = None)
     with _rows(path, form) as rows:
         first = list(_first(rows))
     channels = None if cutter is None else frozenset(map(folded, cutter.window.columns or AXES))
-    columns = columns_of([[*map(str, row.cells)] for row in first], source, channels, named=form is None)
+    named = source.named or form is None
+    columns = columns_of([[*map(str, row.cells)] for row in first], source, channels, named=named)
     samples = first[columns.names is not None :]
     begins = samples[0].number if samples else first[-1].number + 1
     cells = [[*map(str, row.cells)] for row in samples]
@@ -184,6 +185,7 @@ class _Batch:
     def samples(self) -> Iterator[RawSamples | Skip]:
         """The samples of the rows at once or, if any cannot be read, one by one."""
         rows = [cells for _, cells in self.rows]
+        places = [number for number, _ in self.rows]
         labels: list[str] = []
         x = self._reader.block(rows)
         if x is not None:
@@ -193,7 +195,7 @@ class _Batch:
                 x = None
         if x is None:
             values: list[NDArray[Any]] = []
-            labels, rows = [], []
+            labels, rows, places = [], [], []
             for number, cells in self.rows:
                 try:
                     value, label = self._reader.values(cells), self._reader.label(cells)
@@ -203,73 +205,108 @@ class _Batch:
                 values.append(value)
                 labels.append(label)
                 rows.append(cells)
+                places.append(number)
             if not values:
                 return
             x = np.stack(values)
         columns = self._reader.columns
         client = columns.client
         clients = None if client is None else [str(cells[client]).strip() for cells in rows]
-        yield self._form._replace(x=x, labels=labels if columns.targets else None, clients=clients)
+        targets = labels if columns.targets else None
+        yield self._form._replace(x=x, labels=targets, clients=clients, rows=places)
 
 
 def _windows(unit: Unit, request: WantedSamples, cutter: WindowCutter) -> Iterator[RawSamples | Skip]:
-    """The windows of a recording.
+    """The windows of a recording, of each client's rows by themselves if a column says whose each row is.
 
     Its label is that of its folder; else of its rows; without a column of labels, the file's name. Where
     targets are numbers, they are those of its rows; without such columns, its folder's name. Raises Refused.
     """
-    form, columns = _recording_layout(unit, request.source, cutter)
-    label, of_step = form.columns.label.number, cutter.one_step
+    source = request.source
+    form = _recording_layout(unit, source, cutter)
+    about = form.columns
+    reader = RowReader.of(about, form.first, replace(request, input=cutter.one_step))
     whole = unit.path.stem if unit.label is None else unit.label
+    has_numbers = bool(source.target_columns and about.targets)
+    client = about.client if source.client_column or about.client not in about.features else None
 
-    def steps() -> Iterator[TimeStep | Skip]:
+    def steps() -> Iterator[tuple[str, TimeStep | Skip]]:
         for number, row in _samples(unit.path, form):
+            owner = ""
             try:
-                cells = form.columns.cells(row)
-                values = values_of([cells[column] for column in columns], of_step)
+                cells = about.cells(row)
+                owner = "" if client is None else str(cells[client]).strip()
+                values = reader.values(cells)
             except Refused as error:
-                yield Skip.of(error, f"{unit.name} row {number}")
+                yield owner, Skip.of(error, f"{unit.name} row {number}")
                 continue
-            yield TimeStep(str(cells[label]) if label >= 0 else whole, values, target(cells))
+            label = whole if about.label.number < 0 else str(cells[about.label.number])
+            target = reader.targets(cells) if has_numbers else None
+            yield owner, TimeStep(label, values, target, number)
 
-    numbers = form.columns.targets if request.source.target_columns else ()
+    notes = (*about.notes, *reader.notes)
+    note = f", all {whole!r}" if unit.label is None else ""
+    if about.targets:
+        note = f", {'targets' if has_numbers else 'labels'} in {about.labelled}"
+    named = bool(about.targets) or unit.label is not None or not source.unlabelled
+    description = f"recording{note}" if named else "recording"
+    if client is None:
+        every = (step for _, step in steps())
+        yield from _noted(cutter.cut(every, description, unit.name, labelled=named), notes)
+        return
+    of_clients: dict[str, list[TimeStep | Skip]] = {}
+    for owner, step in steps():
+        of_clients.setdefault(owner, []).append(step)
+    for owner, own in of_clients.items():
+        name = f"{unit.name}, client {owner!r}"
+        yield from _noted(cutter.cut(own, description, name, labelled=named), notes, owner)
 
-    def target(cells: Sequence[Any]) -> str | None:
-        return ",".join(str(cells[column]) for column in numbers) if numbers else None
 
-    if numbers:
-        description = f"recording, targets in {form.columns.labelled}"
-        return cutter.cut(steps(), description, unit.name)
-    note = f", labels in {form.columns.labelled}" if label >= 0 else "" if unit.label else f", all {whole!r}"
-    named = label >= 0 or unit.label is not None or not request.source.unlabelled
-    return cutter.cut(steps(), f"recording{note}" if named else "recording", unit.name, labelled=named)
+def _noted(
+    parts: Iterator[RawSamples | Skip], notes: tuple[str, ...], client: str | None = None
+) -> Iterator[RawSamples | Skip]:
+    """The windows, with what the reader decided and their client, if that is known."""
+    for part in parts:
+        if isinstance(part, RawSamples):
+            clients = None if client is None else [client] * len(part.x)
+            part = part._replace(notes=notes, clients=clients)  # noqa: PLW2901
+        yield part
 
 
-def _recording_layout(
-    unit: Unit, source: SampleSource, cutter: WindowCutter
-) -> tuple[TableLayout, tuple[int, ...]]:
-    """The layout of a recording, without labels if it has no such column, and the columns of its channels."""
+def _recording_layout(unit: Unit, source: SampleSource, cutter: WindowCutter) -> TableLayout:
+    """The layout of a recording, whose features are its channels; without labels if it has no such column."""
     path = unit.path
     without = layout(path, _unlabelled(source), cutter)
     about = without.columns
     if source.target_columns and source.label_column == NO_LABEL_COLUMN:
         called = {*map(folded, source.target_columns)}
-        named = [i for i, name in enumerate(about.names or ()) if folded(name) in called]
-        return without, cutter.columns(about.names, about.width, named)
+        targets = [i for i, name in enumerate(about.names or ()) if folded(name) in called]
+        return _of_channels(without, source, cutter, targets)
     if source.target_columns:
         try:
-            about = (form := layout(path, source, cutter)).columns
-            return form, cutter.columns(about.names, about.width, about.targets)
+            form = layout(path, source, cutter)
+            return _of_channels(form, source, cutter, form.columns.targets)
         except Refused:
             if unit.label is None:
                 raise
-            return without, cutter.columns(without.columns.names, without.columns.width)
-    if unit.label is not None or (about.width == cutter.channels and not source.label_column):
-        return without, cutter.columns(about.names, about.width)
-    form = layout(path, source, cutter)
+            return _of_channels(without, source, cutter)
+    others = about.width - (about.client is not None)
+    if unit.label is not None or (others == cutter.channels and not source.label_column):
+        return _of_channels(without, source, cutter)
+    form = _of_channels(layout(path, source, cutter), source, cutter)
     about = form.columns
-    columns = cutter.columns(about.names, about.width, about.targets)
-    return without if about.label.number in columns else form, columns
+    return _of_channels(without, source, cutter) if about.label.number in about.features else form
+
+
+def _of_channels(
+    form: TableLayout, source: SampleSource, cutter: WindowCutter, targets: Sequence[int] = ()
+) -> TableLayout:
+    """The layout with the channels as features: those asked for, else those that the task names or needs."""
+    about = form.columns
+    if source.feature_columns:
+        return form  # their number is checked where rows are read
+    channels = cutter.columns(about.names, about.width, targets or about.targets, about.client)
+    return replace(form, columns=replace(about, features=channels))
 
 
 def _stored(unit: Unit, source: SampleSource) -> Iterator[NDArray[Any]]:

@@ -111,6 +111,7 @@ class RawSamples(NamedTuple):
     clients: whose each sample is, (n,), if that is known.
     notes: what the reader decided by default, for people.
     expected: the most samples that its unit may have, so that they get room at once; 0 if that is not known.
+    rows: the number of each sample's row in its file, from 1, if it is of a table.
     """
 
     x: NDArray[Any]
@@ -120,6 +121,11 @@ class RawSamples(NamedTuple):
     clients: Sequence[str] | None = None
     notes: tuple[str, ...] = ()
     expected: int = 0
+    rows: Sequence[int] | None = None
+
+    def place(self, number: int, name: str) -> str:
+        """Where sample `number` stands in the file called `name`, for people."""
+        return name if self.rows is None else f"{name} row {self.rows[number]}"
 
 
 class TokenIds(Protocol):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from device_runtime.extras import extra_needed
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.data.arrays import ArrayNames, labels_of, one_label_each, open_archive, parts_of
+from device_runtime.models.data.cells import first_of
 from device_runtime.models.data.labels import LabelMap, NewLabels, SampleTargets
 from device_runtime.models.data.sample_source import SampleSource
 from device_runtime.models.data.single import not_read
@@ -53,7 +54,7 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     """
     path = existing(spec)
     reconstructed = bundle is not None and bundle.manifest.target.compared == "input"
-    arrays, part, test = _open(path, labelled=not reconstructed)
+    arrays, part, test = _open(path, spec.client_column, labelled=not reconstructed)
     reader = _LabelReader(path, spec, bundle)
     train = reader.part(arrays, part)
     notes = (*([] if (part.x, part.y) in USUAL else [part.description]), *train.notes)
@@ -72,8 +73,13 @@ USUAL = (("x", "y"), ("x_train", "y_train"), ("x", ""))
 """Names of arrays that need not be said."""
 
 
-def _open(path: Path, *, labelled: bool) -> tuple[dict[str, NDArray[Any]], ArrayNames, ArrayNames | None]:
-    """The arrays that are needed, and what they hold; those of a folder are mapped. Raises DataSetError."""
+def _open(
+    path: Path, clients: str, *, labelled: bool
+) -> tuple[dict[str, NDArray[Any]], ArrayNames, ArrayNames | None]:
+    """The arrays that are needed, and what they hold; those of a folder are mapped.
+
+    clients: the name of the array that says whose each sample is; empty: a usual one. Raises DataSetError.
+    """
     if not path.is_dir() and (ending := path.suffix.lower()) != ".npz":
         why = "a table is of source table" if ending in ENDINGS else not_read(ending)
         raise DataSetError(f"{path}: not a .npz file: {why}{EXPECTED}")
@@ -81,13 +87,26 @@ def _open(path: Path, *, labelled: bool) -> tuple[dict[str, NDArray[Any]], Array
         if path.is_dir():
             files = {file.stem: file for file in sorted(path.glob("*.npy"))}
             part, test = parts_of(files, labelled=labelled)
+            part = _with_clients(part, files, clients)
             return {name: mapped(files[name]) for name in _needed(part, test)}, part, test
         with open_archive(path) as archive:
             part, test = parts_of(archive.names, labelled=labelled)
+            part = _with_clients(part, archive.names, clients)
             return archive.read(*_needed(part, test)), part, test
     except Refused as error:
-        expected = "" if "one" in error.reason or "which" in error.reason else EXPECTED
+        said = any(word in error.reason for word in ("one", "which", "the clients"))
+        expected = "" if said else EXPECTED
         raise DataSetError(f"{path}: {error}{expected}") from None
+
+
+def _with_clients(part: ArrayNames, members: Collection[str], clients: str) -> ArrayNames:
+    """The part with the array of clients that is asked for, as NAME or NAME_train. Raises Refused."""
+    if not clients:
+        return part
+    names = [name for name in (clients, f"{clients}{part.part}") if name in members]
+    if not names:
+        raise Refused(f"no array {clients!r} for the clients", f"it has {first_of(sorted(members))}")
+    return replace(part, clients=names[0])
 
 
 EXPECTED = (
@@ -210,6 +229,8 @@ def _groups(groups: NDArray[Any] | None, count: int, path: Path) -> NDArray[np.i
     if groups.shape != (count,):
         raise DataSetError(f"{path}: {groups.shape} groups for {count} samples")
     if groups.dtype.kind in "iu":
+        return groups.astype(np.int64)
+    if groups.dtype.kind == "f" and np.isfinite(groups).all() and (groups == np.floor(groups)).all():
         return groups.astype(np.int64)
     if groups.dtype.kind in "US":
         return np.unique(groups, return_inverse=True)[1].astype(np.int64)

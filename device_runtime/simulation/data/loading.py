@@ -26,6 +26,7 @@ from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, cap
 from device_runtime.strategies.interface.device_half import LocalData
 
 from .dataset import DataSet, check, held_out, limited, numbered_as, of_classes, validated
+from .recordings import cuts_windows
 from .spec import OF_BUNDLES, SHARES_OFF, SOURCES, DataSpec
 
 DIVISION, GROUPS = 13, 15  # purposes of draws from a run's seed
@@ -226,7 +227,8 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None = None) -> DataSet:
     validation, and the generic samples. The bundle numbers the classes, makes the token ids of sources of
     text, and cuts recordings. Raises DataSetError, which says what is wrong, where, and what was expected.
     """
-    module, function = SOURCES[spec.source].split(".")
+    source = "recordings" if spec.source == "table" and cuts_windows(bundle) else spec.source
+    module, function = SOURCES[source].split(".")
     read = getattr(import_module(f".{module}", __package__), function)
     needed = (bundle,) if spec.source in OF_BUNDLES else ()
     data: DataSet = read(spec, seed, *needed)

@@ -1,7 +1,8 @@
-"""Recordings of sensors, one folder for each person: cut into windows as a bundle says.
+"""Recordings of sensors, one folder for each person, or a table of all: cut into windows as a bundle says.
 
 PATH/PERSON is what a device of that person would give to `join --data`. With PATH/train/PERSON and
-PATH/test/PERSON the persons to evaluate on are given; otherwise the seed draws them.
+PATH/test/PERSON the persons to evaluate on are given; otherwise the seed draws them. In a table a column
+says whose each row is: each client is a person.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.data.listing import is_hidden
 from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
+from device_runtime.simulation.partition.methods import NOBODY
+from device_runtime.user_account import expanded
 
 from .dataset import SPLIT, DataSet
 from .files import existing
 from .spec import DataSpec
+from .tables import TableTask
 
 Ints = NDArray[np.int64]
 
@@ -32,9 +36,14 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None) -> DataSet:
 
     Groups are the persons. No person has samples on both sides of the split. Raises DataSetError.
     """
-    if bundle is None or not isinstance(bundle.manifest.input.window, WindowInput):
+    if bundle is None or not cuts_windows(bundle):
         raise DataSetError("source recordings needs a scenario whose bundle was exported with --window-step")
     root = existing(spec)
+    if root.is_file():
+        return _of_table(root, spec, seed, bundle.manifest)
+    for name in ("client_column", "test_path"):
+        if value := getattr(spec, name):
+            raise DataSetError(f"{name} is {value}, and {root} is a folder: its folders are the clients")
     raw = msgspec.structs.replace(bundle.manifest.input, scale=1.0, mean=(0.0,), std=(1.0,))
     manifest = msgspec.structs.replace(bundle.manifest, input=raw)
     if (target := manifest.target).has_columns:
@@ -48,6 +57,44 @@ def load(spec: DataSpec, seed: int, bundle: Bundle | None) -> DataSet:
     return DataSet(x, y, test_x, test_y, labels, groups)
 
 
+def cuts_windows(bundle: Bundle | None) -> bool:
+    """Whether the samples of a bundle are cut from recordings."""
+    return bundle is not None and isinstance(bundle.manifest.input.window, WindowInput)
+
+
+def _of_table(path: Path, spec: DataSpec, seed: int, manifest: Manifest) -> DataSet:
+    """The windows of a table, whose clients are split unless `test_path` is given. Raises DataSetError."""
+    task = TableTask.of(spec, manifest)
+    train = task.windows(path, manifest.input)
+    groups = None if train.clients is None else train.clients.astype(np.int64)
+    parts = [train] if not spec.test_path else [train, task.windows(expanded(spec.test_path), manifest.input)]
+    classes = task.names(*(part.y for part in parts), classes=True)
+    ys = [classes.targets(part.y) for part in parts]
+    said = (train.form, *train.notes)
+    if train.clients is not None:
+        said = (*said, f"clients: {len(train.client_names)}")
+    notes = (*said, *(f"left out: {skipped}" for part in parts for skipped in part.skipped))
+    if spec.test_path:
+        return DataSet(train.x, ys[0], parts[1].x, ys[1], classes.names, groups, notes=notes)
+    owners = np.unique([] if groups is None else groups[groups != NOBODY])
+    if groups is None or len(owners) < 2:
+        raise DataSetError(
+            f"{path} is of {max(1, len(owners))} client, expected 2 or more to split, as in a column of "
+            "clients (client_column); or give test_path"
+        )
+    tested = np.isin(groups, owners[_drawn(len(owners), spec.test_share, seed)])
+    own, other = (np.flatnonzero(mask) for mask in (~tested, tested))
+    return DataSet(
+        train.x[own], ys[0][own], train.x[other], ys[0][other], classes.names, groups[own], notes=notes
+    )
+
+
+def _drawn(persons: int, test_share: float, seed: int) -> list[int]:
+    """The numbers of the persons to evaluate on, at least one and not all."""
+    order: list[int] = np.random.default_rng([seed, SPLIT]).permutation(persons).tolist()
+    return order[: min(max(1, round(test_share * persons)), persons - 1)]
+
+
 def _persons(root: Path, test_share: float, seed: int) -> tuple[list[Path], list[Path]]:
     """The folders of the persons to train on, and to evaluate on."""
     if (root / "train").is_dir() and (root / "test").is_dir():
@@ -55,8 +102,7 @@ def _persons(root: Path, test_share: float, seed: int) -> tuple[list[Path], list
     persons = _folders(root)
     if len(persons) < 2:
         raise DataSetError(f"{root} has {len(persons)} person, expected 2 or more to split")
-    order = np.random.default_rng([seed, SPLIT]).permutation(len(persons)).tolist()
-    tests = {persons[i] for i in order[: min(max(1, round(test_share * len(order))), len(order) - 1)]}
+    tests = {persons[i] for i in _drawn(len(persons), test_share, seed)}
     return [person for person in persons if person not in tests], sorted(tests)
 
 
@@ -72,7 +118,10 @@ def _windows(
 ) -> tuple[NDArray[np.float32], Ints, Ints]:
     """The windows of all persons, their labels, and the number of the person of each."""
     try:
-        sources = (local_data.SampleSource(path, label_column=spec.label_column) for path in persons)
+        label, features = spec.label_column, spec.feature_columns
+        sources = (
+            local_data.SampleSource(path, label_column=label, feature_columns=features) for path in persons
+        )
         parts = [local_data.load(source, manifest) for source in sources]
     except DataError as error:
         raise DataSetError(str(error)) from None

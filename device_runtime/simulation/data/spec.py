@@ -71,6 +71,11 @@ _OF_SOURCES: Mapping[str, tuple[str, ...]] = {
     "label_column": ("table", "text", "recordings", "images"),
 }
 """Fields, and the sources that look at them."""
+_ONLY_OF: Mapping[str, tuple[str, ...]] = {
+    "feature_columns": ("table", *OF_WINDOWS),
+    "client_column": (*OF_TABLES, *OF_FOLDERS, *OF_WINDOWS, "npz"),
+}
+"""Fields, and the sources that take them."""
 _DIVIDED = ("mnist", "fashion-mnist", "cifar10", "cifar100", "speech-commands")
 """Sources that come with their test samples."""
 
@@ -106,7 +111,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     source: str = "digits"  # a name in SOURCES
     path: str = ""  # folder or file, where the source needs one
-    test_path: str = ""  # table, text: a second file, for evaluation
+    test_path: str = ""  # table, text, a table of recordings: a second file, for evaluation
     test_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2  # of data that comes without a split
     classes: tuple[NotNegativeInt, ...] | None = None  # only samples of these, which become 0, 1, ..
     max_train: Count | None = None  # a random part of the training samples
@@ -137,22 +142,20 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     vectors: str = ""  # text: a GloVe file; only its words enter the vocabulary
     text_column: str = ""  # text: name or number of the column; "" is found as on a device
     label_column: str = ""  # text, table, recordings: "" is found as on a device
-    feature_columns: str = ""  # table: names or numbers, separated by commas; "" is all others
-    client_column: str = (
-        ""  # table, text, images: whose each row or file is, for natural; "" is found by its name
-    )
+    feature_columns: str = ""  # table, recordings: names or numbers, with commas; "" is all others
+    client_column: str = ""  # of tables, or an array of npz: whose each sample is; "" is found by its name
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"source is {self.source!r}, expected one of {', '.join(SOURCES)}")
         if self.path and self.source == "digits":
             raise ValueError(f"path is {self.path}, and source digits has none: name another source")
-        if self.test_path and self.source not in ("table", *OF_TEXTS):
+        if self.test_path and self.source not in ("table", *OF_TEXTS, *OF_WINDOWS):
             raise ValueError(f"test_path is {self.test_path}: it is for tables and texts, not {self.source}")
-        for name in ("feature_columns", "client_column"):
-            allowed = ("table",) if name == "feature_columns" else (*OF_TABLES, *OF_FOLDERS)
+        for name, allowed in _ONLY_OF.items():
             if getattr(self, name) and self.source not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)}: it is for tables, not {self.source}")
+                expected = ", ".join(allowed)
+                raise ValueError(f"{name} is {getattr(self, name)}: it is for {expected}, not {self.source}")
         if self.client_level and self.source not in OF_FOLDERS:
             raise ValueError(f"client_level is {self.client_level}: it is for images, not {self.source}")
         if self.classes is not None and (not self.classes or len(set(self.classes)) < len(self.classes)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,10 @@ from device_runtime.models.errors import DataError
 from device_runtime.simulation.errors import DataSetError
 from device_runtime.user_account import expanded
 
+from . import files
 from .dataset import DataSet, Samples, in_order, split
 from .files import existing
-from .spec import DataSpec
+from .spec import OF_TEXTS, DataSpec
 
 FEWEST = 2
 """How often labels that are numbers recur at the mean, where no task says that they are classes."""
@@ -69,26 +72,30 @@ class TableTask:
             text_column=spec.text_column,
             feature_columns=spec.feature_columns,
             client_column=spec.client_column,
+            named=path.parent == files.folder(),  # `dr.data.frame` writes it
         )
         label_map = labels if isinstance(labels, LabelMap) else None
         if self.manifest is not None and label_map is None:
             label_map = LabelMap(self.manifest.labels)
-        return for_task(source, label_map, self.target, spec.source != "table")
+        return for_task(source, label_map, self.target, spec.source in OF_TEXTS)
 
     def read(self, path: Path, texts: TokenIds | None = None) -> tuple[CollectedSamples, TableColumns]:
         """All samples of a file, and its columns. Raises DataSetError."""
-        if not path.is_file():
-            raise DataSetError(f"{path}: no such file, expected a .csv, .tsv or .parquet table")
-        if (ending := path.suffix.lower()) not in ENDINGS:
-            raise DataSetError(f"{path}: {not_read(ending)}; expected {', '.join(ENDINGS)}")
-        source = self.source(path)
-        try:
+        with _refusing(path):
+            source = self.source(path)
             columns = layout(path, source).columns
-            targets = SampleTargets(self.labels, self.target, source.unlabelled)
-            request = WantedSamples(self._input(columns, texts), source, texts=texts)
-            return collect(path, request, targets), columns
-        except Refused as error:
-            raise DataSetError(f"{path}: {error}") from None
+            return self._collected(source, self._input(columns, texts), texts), columns
+
+    def windows(self, path: Path, window: InputSpec) -> CollectedSamples:
+        """All windows of a table of recordings. Raises DataSetError."""
+        with _refusing(path):
+            return self._collected(self.source(path), window)
+
+    def _collected(
+        self, source: SampleSource, of_task: InputSpec, texts: TokenIds | None = None
+    ) -> CollectedSamples:
+        targets = SampleTargets(self.labels, self.target, source.unlabelled)
+        return collect(source.path, WantedSamples(of_task, source, texts=texts), targets)
 
     def _input(self, columns: TableColumns, texts: TokenIds | None) -> InputSpec:
         if texts is not None:
@@ -118,6 +125,19 @@ class TableTask:
         order = in_order(names)
         place = {name: number for number, name in enumerate(order)}
         return ClassNames(order, np.array([place[name] for name in names], np.int64), bits)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Raises DataSetError for a path that is no table, and in place of Refused."""
+    if not path.is_file():
+        raise DataSetError(f"{path}: no such file, expected a .csv, .tsv or .parquet table")
+    if (ending := path.suffix.lower()) not in ENDINGS:
+        raise DataSetError(f"{path}: {not_read(ending)}; expected {', '.join(ENDINGS)}")
+    try:
+        yield
+    except Refused as error:
+        raise DataSetError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True)

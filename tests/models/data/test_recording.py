@@ -61,7 +61,7 @@ def test_no_window_spans_a_change_of_label_or_a_row_that_cannot_be_read(tmp_path
     assert samples.training.x[:, 0, 0].tolist() == [0, 5, 10]
     assert samples.training.y.tolist() == [0, 1, 1]
     assert reasons(samples) == {
-        "a feature that is no number": ("a.csv row 11: could not convert string to float: '-'",),
+        "a feature that is no number": ("a.csv row 11: column 'y': '-'",),
         "a stretch shorter than a window": ("a.csv: 1 rows, expected 4",),
     }
 
@@ -280,3 +280,53 @@ def test_a_column_of_targets_that_is_missing_is_named(tmp_path, numbers):
 
 def test_the_report_says_how_far_ahead_targets_are(numbers):
     assert describe_input(numbers("life", horizon=5).input).endswith("one every 2, targets 5 steps ahead")
+
+
+# Recordings of several clients in one table.
+
+
+def of_clients(count):
+    """Rows in the order of time: ann has n and 10 n, bob 100 + n and 1000 + 10 n, one after the other."""
+    steps = [(who, start + n) for n in range(count) for who, start in (("ann", 0), ("bob", 100))]
+    return ["who,x,y,label", *(f"{who},{value},{10 * value},sit" for who, value in steps)]
+
+
+@pytest.mark.parametrize("names", [(), ("x", "y")])
+def test_no_window_spans_two_clients_also_where_their_rows_alternate(tmp_path, task, names):
+    file = write(tmp_path / "a.csv", of_clients(6))
+    task = with_columns(task, *names) if names else task
+    loaded = data.load(SampleSource(file, client_column="who"), task)
+    assert loaded.x[:, 0].tolist() == [
+        [0, 1, 2, 3], [2, 3, 4, 5], [100, 101, 102, 103], [102, 103, 104, 105],
+    ]  # fmt: skip
+
+
+def test_a_row_that_cannot_be_read_is_a_gap_of_its_client_alone(tmp_path, task):
+    lines = of_clients(7)
+    lines[5] = lines[5].replace(",2,", ",-,")  # ann's third
+    samples = open_samples(SampleSource(write(tmp_path / "a.csv", lines), client_column="who"), task)
+    assert samples.training.x[:, 0, 0].tolist() == [3, 100, 102]
+    assert reasons(samples) == {
+        "a feature that is no number": ("a.csv row 6: column 'x': '-'",),
+        "a stretch shorter than a window": ("a.csv, client 'ann': 2 rows, expected 4",),
+    }
+
+
+def test_channels_may_be_chosen_by_other_names_than_the_task_s(tmp_path, task):
+    lines = ["time,north,east,label", *(f"{n},{n},{10 * n},sit" for n in range(4))]
+    source = SampleSource(write(tmp_path / "a.csv", lines), feature_columns="north,east")
+    assert data.load(source, with_columns(task, "x", "y")).x.tolist() == [[[0, 1, 2, 3], [0, 10, 20, 30]]]
+
+
+def test_numbers_of_a_recording_may_have_a_decimal_comma(tmp_path, numbers):
+    lines = ["x;y;life", *(f"{n},5;{n};{100 - n},25" for n in range(4))]
+    samples = open_samples(write(tmp_path / "a.csv", lines), numbers("life"))
+    assert samples.training.x[0, 0].tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert (samples.training.y * 2 + 1).ravel().tolist() == [97.25]
+
+
+def test_a_missing_target_is_said_with_its_row_and_column(tmp_path, numbers):
+    lines = ["x,y,life", *lives(6)]
+    lines[6] = "5,50,soon"
+    samples = open_samples(write(tmp_path / "a.csv", lines), numbers("life"))
+    assert reasons(samples) == {"a target that is no number": ("a.csv row 7: life is 'soon'",)}

@@ -57,7 +57,7 @@ def test_a_table_has_its_targets_in_columns(tmp_path, houses, text, columns):
     [
         ("w,x,y,z,price,size\n" + ROWS, "", "no column 'area' for the labels or targets: there are w, x,"),
         (ROWS, "4", "another number of columns of targets: 4; the task has price, area"),
-        ("1,2,3,4,130,much\n", "", "a target that is no number: could not convert string to float: 'much'"),
+        ("1,2,3,4,130,much\n", "", "a target that is no number: row 1: area is 'much'"),
         ("1,2,3,4,130,\n", "", "a target that is no number"),
         ("1,2,3,4,130,inf\n", "", "not what the task's loss takes: 1 .*not finite"),
     ],

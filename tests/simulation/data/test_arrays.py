@@ -104,3 +104,18 @@ def test_samples_that_are_not_finite_are_left_out_and_counted_as_on_a_device(tmp
     np.savez(tmp_path / "d.npz", x=np.full_like(x, value), y=Y)
     with pytest.raises(DataSetError, match="d.npz: no readable samples; .*not finite: 10 of 10 samples"):
         load(spec(tmp_path / "d.npz"), 0)
+
+
+@pytest.mark.parametrize("clients", [np.arange(10) % 3, np.arange(10) % 3 / 1, np.array([*"abcabcabca"])])
+def test_clients_may_be_numbers_or_names_in_an_array_of_any_name(tmp_path, clients):
+    np.savez(tmp_path / "d.npz", x_train=X, y_train=Y, x_test=X, y_test=Y, writer_train=clients)
+    for name in ("writer", "writer_train"):
+        assert load(spec(tmp_path / "d.npz", client_column=name), 0).groups.tolist() == [0, 1, 2] * 3 + [0]
+
+
+def test_an_array_of_clients_that_does_not_fit_is_refused(tmp_path):
+    np.savez(tmp_path / "d.npz", x=X, y=Y, speed=np.arange(10) + 0.5)
+    with pytest.raises(DataSetError, match="no array 'who' for the clients: it has x, y, speed$"):
+        load(spec(tmp_path / "d.npz", client_column="who"), 0)
+    with pytest.raises(DataSetError, match="groups are float64, expected integers or names"):
+        load(spec(tmp_path / "d.npz", client_column="speed"), 0)

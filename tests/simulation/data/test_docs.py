@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from device_runtime.cli.research import export
+from device_runtime.simulation.data import files, load
 from device_runtime.simulation.data.spec import SOURCES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
@@ -44,3 +45,14 @@ def test_each_line_writes_a_bundle(line, tmp_path, monkeypatch):
 
 def test_every_source_is_described():
     assert all(f"`{source}`" in PAGE for source in SOURCES)
+
+
+def test_the_page_s_frame_is_divided_by_its_clients(tmp_path, monkeypatch):
+    pytest.importorskip("pandas")
+    monkeypatch.setattr(files, "folder", lambda: tmp_path)
+    [block] = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    names = {}
+    exec(block, names)  # noqa: S102
+    loaded = load(names["data"], 0)
+    assert (loaded.train_x.shape, loaded.train_y.shape) == ((2, 2), (2, 1))
+    assert loaded.groups is not None

@@ -76,14 +76,18 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path, text, column, message):
     ("text", "column", "message"),
     [
         (ROWS + "1,2,3\n", "", "a row of another length: 1 (a.csv row 6: 3 cells, expected 4)"),
-        (ROWS.replace("70", "much"), "price,area", "a target that is no number: 1 (a.csv: could not convert"),
+        (
+            ROWS.replace("70", "much"),
+            "price,area",
+            "a target that is no number: 1 (a.csv row 3: price is 'much')",
+        ),
         (
             ROWS.replace("1,2,", "one,2,"),
             "",
             "a feature that is no number: 1 (a.csv row 2: column 'w': 'one'",
         ),
-        (ROWS.replace("5,6,", "5,nan,"), "", "values are not finite: 1 (a.csv row 4)"),
-        (ROWS.replace("5,6,", "1e39,6,"), "", "values are not finite: 1 (a.csv row 4)"),
+        (ROWS.replace("5,6,", "5,nan,"), "", "values are not finite: 1 (a.csv row 4: column 'x': 'nan')"),
+        (ROWS.replace("5,6,", "1e39,6,"), "", "values are not finite: 1 (a.csv row 4: column 'w': '1e39')"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_left_out_and_said_as_on_a_device(tmp_path, text, column, message):
