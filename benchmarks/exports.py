@@ -143,7 +143,7 @@ def samples(network: Network) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any
 
 def exported(name: str, folder: Path) -> Exported:
     """Raises ExportError where its library does not load, ParityError."""
-    from device_runtime.models.export.export import ExportSpec, export
+    from device_runtime.models.export.export import ExportSpec, ExportWatch, export
 
     network = NETWORKS[name]
     labels = tuple(str(label) for label in range(network.classes))
@@ -158,7 +158,7 @@ def exported(name: str, folder: Path) -> Exported:
 
     began = time.perf_counter()
     with elsewhere() as messages:
-        bundle = export(module, spec, folder, report)
+        bundle = export(module, spec, folder, ExportWatch(report=report))
     return Exported(bundle, time.perf_counter() - began, checked, messages)
 
 

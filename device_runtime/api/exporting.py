@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from device_runtime.models.bundles.targets import NORMAL, targets_of
 from device_runtime.models.errors import ExportError
 from device_runtime.models.export.network_factory import check_torch
 from device_runtime.simulation.data import DataSpec, files, load
+
+from .progress import in_notebook
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +52,7 @@ def export(
     precisions: Sequence[str] = (),
     pretrained: bool = False,
     overwrite: bool = False,
+    progress: bool = True,
 ) -> Bundle:
     """Writes a bundle into `folder` and opens it; every graph is compared with torch before.
 
@@ -70,6 +74,8 @@ def export(
     objectives, features, batchnorm, precisions: as options of `device-runtime export` (docs/networks.md).
     pretrained: the module's weights are trained, so that devices take smaller steps. Running statistics of a
     batch norm that are not those of a new one say so too.
+    progress: a terminal or notebook shows what the export is at, and any other standard error a line if it
+    takes long; False shows nothing.
 
     Raises ExportError without torch, for a folder that has other files, or a bundle and `overwrite` is false,
     and for a module that cannot be traced; ParityError if a graph computes something else than torch.
@@ -80,8 +86,9 @@ def export(
     'mine'
     """
     check_torch()
-    from device_runtime.models.export.export import ExportSpec
+    from device_runtime.models.export.export import ExportSpec, ExportWatch
     from device_runtime.models.export.export import export as write
+    from device_runtime.models.export.progress import shown
 
     folder = Path(folder)
     _check_free(folder, overwrite)
@@ -111,10 +118,18 @@ def export(
         precisions=tuple(precisions),
         pretrained=pretrained,
     )
-    return write(module, spec, folder)
+    if not progress:
+        return write(module, spec, folder)
+    with shown(spec.name, moving=sys.stderr.isatty() or in_notebook()) as begin:
+        return write(module, spec, folder, ExportWatch(begin))
 
 
-def export_for(module: nn.Module, data: DataSpec, loss: str | Callable[[Any, Any], Any] = "") -> Bundle:
+def export_for(
+    module: nn.Module,
+    data: DataSpec,
+    loss: str | Callable[[Any, Any], Any] = "",
+    progress: bool = True,
+) -> Bundle:
     """Exports a network for the samples of a simulation, into the cache folder of this user.
 
     The samples go to the network as they are, as float32. loss: as in `export`; by default class numbers are
@@ -152,6 +167,7 @@ def export_for(module: nn.Module, data: DataSpec, loss: str | Callable[[Any, Any
             loss=loss or ("mse" if samples.has_columns else "cross-entropy"),
             targets=("values" if samples.has_columns else "classes") if callable(loss) else "",
             batchnorm="training" if batch_norms(module) else "frozen",
+            progress=progress,
         )
         place = home / f"network-{bundle.sha256[:32]}"
         if not place.exists():

@@ -124,7 +124,7 @@ def simulate(
             'put the call below `if __name__ == "__main__":`'
         )
     by_torch = EngineSettings(precision=precision or "float32", device=device or "cpu").for_torch
-    code = _exported(OwnCode(task, module, loss), data, by_torch)
+    code = _exported(OwnCode(task, module, loss), data, by_torch, progress is not False)
     scenario = scenario_of(code.task, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
     run = RunOptions(request, callbacks=tuple(callbacks))
@@ -247,7 +247,7 @@ class OwnCode:
     loss: Callable[..., Any] | str | None
 
 
-def _exported(code: OwnCode, data: DataSpec | None, by_torch: bool) -> OwnCode:
+def _exported(code: OwnCode, data: DataSpec | None, by_torch: bool, progress: bool) -> OwnCode:
     """With the bundle that a network without a task is exported as.
 
     It is trained by torch where it is given as `module`, and with `by_torch`. Raises ScenarioError, and as
@@ -266,7 +266,7 @@ def _exported(code: OwnCode, data: DataSpec | None, by_torch: bool) -> OwnCode:
         )
     with source_of(task if alone else module) as source:
         function = own_function(loss) if isinstance(loss, str) and ":" in loss else loss
-        bundle = export_for(own_network(source, {}), data, function or "")
+        bundle = export_for(own_network(source, {}), data, function or "", progress)
     if alone and by_torch:
         module = task
     return OwnCode(bundle, module, loss if module is not None and callable(function) else None)

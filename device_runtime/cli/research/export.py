@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -256,16 +255,13 @@ def run(args: argparse.Namespace) -> int:
     check_free(args.out, args.overwrite)
     texts, network_settings = texts_and_settings(args)
     module = build(args, network_settings)  # before the next import: without torch it says what to install
-    from device_runtime.models.export.export import CheckedGraph, export
+    from device_runtime.models.export.export import CheckedGraph, ExportWatch, export
+    from device_runtime.models.export.progress import shown
 
     checked: list[CheckedGraph] = []
-
-    def report(graph: CheckedGraph) -> None:
-        checked.append(graph)
-        print(f"{graph.name} computes what torch computes", file=sys.stderr)
-
     whole = spec(args, texts, network_settings)
-    bundle = export(module, whole, args.out, report)
+    with shown(whole.name) as begin:
+        bundle = export(module, whole, args.out, ExportWatch(begin, checked.append))
     narrower = _add_parts_of(bundle, whole, args, network_settings)
     rows = [(g.name, f"{g.bytes / 1000:.1f}", f"{g.worst:.0e}") for g in checked]
     print(tabulate(rows, ("graph", "KB", "off torch by"), disable_numparse=True, stralign="right"))
@@ -291,7 +287,8 @@ def _add_parts_of(
     bundle: Bundle, spec: "ExportSpec", args: argparse.Namespace, network_settings: Mapping[str, Any]
 ) -> list[str]:
     """Adds narrower parts of the network to a bundle; a line for each, or why there is none."""
-    from device_runtime.models.export.export import export
+    from device_runtime.models.export.export import ExportWatch, export
+    from device_runtime.models.export.progress import shown
 
     shares = shares_of(args)
     width = None if ":" in args.factory else networks.default_of(args.factory, "width")
@@ -308,8 +305,9 @@ def _add_parts_of(
             source=_source(args, part_settings),
         )  # fmt: skip
         try:
-            with TemporaryDirectory() as folder:
-                part = write_part(bundle, export(build(plain, part_settings), narrow, Path(folder) / "part"))
+            with TemporaryDirectory() as folder, shown(narrow.name) as begin:
+                module, place = build(plain, part_settings), Path(folder) / "part"
+                part = write_part(bundle, export(module, narrow, place, ExportWatch(begin)))
         except ModelError as error:
             lines.append(f"it has no part {narrow.name}: {one_line(error)}")
             continue

@@ -65,24 +65,34 @@ class WantedGraphs:
     ort_training: bool = False  # also graphs for the engine onnxruntime-training
 
 
-def candidates(subject: FunctionalModule, request: WantedGraphs) -> Iterator[GraphCandidate]:
-    """Yields forward, the feature maps, then the loss and training graphs of each tunable set."""
+def candidates(
+    subject: FunctionalModule, request: WantedGraphs, begin: Callable[[str], None] = lambda what: None
+) -> Iterator[GraphCandidate]:
+    """Yields forward, the feature maps, then the loss and training graphs of each tunable set.
+
+    begin: called before each graph is traced, with what is done.
+    """
+    begin("tracing forward")
     with export_errors("forward"):
         forward = to_onnx(trace_forward(subject))
     yield GraphCandidate("forward", forward)
     for level in request.features:
         if level not in subject.outputs:
             raise ExportError(f"graph features.{level} needs the submodule at the end of that level: name it")
+        begin(f"tracing features.{level}")
         with export_errors(f"features.{level}"):
             onnx = to_onnx(trace_features(subject, level))
         yield GraphCandidate(f"features.{level}", onnx)
+    begin("tracing the losses")
     yield from _losses(subject, request)
     for objective in request.objectives:
         for norms, sets in _traced_together(subject, _with_reached_sets(subject, request, objective)):
+            begin(f"tracing {objective}.{'/'.join(sets)}")
             yield from _training(with_batch_statistics(subject, norms), objective, norms, sets)
     if request.ort_training:
         for norms, sets in _traced_together(subject, request):
             for tunable, names in sets.items():
+                begin(f"building {ORT_TRAINING}.{tunable}")
                 onnx = training_graph(with_batch_statistics(subject, norms), names)
                 yield GraphCandidate(f"{ORT_TRAINING}.{tunable}", onnx, names, norms=norms)
 

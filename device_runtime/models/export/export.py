@@ -67,6 +67,7 @@ from .module_check import (
     unused_head,
 )
 from .parity import RELATIVE, GraphCandidate, check_blocked, check_parity, random_inputs, random_targets
+from .progress import ExportStep
 from .trace import TRACED_BATCH
 
 logger = logging.getLogger(__name__)
@@ -114,39 +115,49 @@ class CheckedGraph:
 
 
 @dataclass(frozen=True)
-class PassedGraphs:
-    """The graphs that have passed the parity check so far, and their files, by name."""
+class ExportWatch:
+    """What is called during an export: for each step as it begins, and each graph that passed the check."""
 
-    report: Callable[[CheckedGraph], None]
+    begin: Callable[[ExportStep], None] = lambda step: None
+    report: Callable[[CheckedGraph], None] = lambda graph: None
+
+
+@dataclass(frozen=True)
+class PassedGraphs:
+    """The graphs that have passed the parity check so far, and their files, by name; `count`: of how many."""
+
+    watch: ExportWatch
+    count: int
     graphs: dict[str, Graph] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
+
+    def begin(self, what: str) -> None:
+        """A step begins."""
+        self.watch.begin(ExportStep(what, len(self.graphs), self.count))
 
     def add(self, name: str, graph: Graph, onnx: bytes, worst: float) -> None:
         """Adds a graph and reports it."""
         self.graphs[name], self.files[name] = graph, onnx
-        self.report(CheckedGraph(name, len(onnx), worst))
+        self.watch.report(CheckedGraph(name, len(onnx), worst))
 
 
 def export(
-    module: nn.Module,
-    spec: ExportSpec,
-    folder: Path,
-    report: Callable[[CheckedGraph], None] = lambda graph: None,
+    module: nn.Module, spec: ExportSpec, folder: Path, watch: ExportWatch | None = None
 ) -> bundles.Bundle:
-    """Writes the bundle into `folder` and opens it; calls `report` for each graph that passed the check.
+    """Writes the bundle into `folder` and opens it.
 
     The module is exported in eval mode, also for training: there is no dropout. Raises ExportError for a
     module that cannot be traced, and ParityError if a graph computes something else than torch; nothing is
     written then.
     """
     with other_errors(type(module).__name__):
-        return _export(module, spec, folder, report)
+        return _export(module, spec, folder, watch or ExportWatch())
 
 
-def _export(
-    module: nn.Module, spec: ExportSpec, folder: Path, report: Callable[[CheckedGraph], None]
-) -> bundles.Bundle:
+def _export(module: nn.Module, spec: ExportSpec, folder: Path, watch: ExportWatch) -> bundles.Bundle:
     _check_spec(spec)
+    passed = PassedGraphs(watch, _graph_count(spec))
+    passed.begin("looking at the network")
     module = exportable_copy(module, _example(spec.input))
     if spec.stored_as == "float16":
         _round_to_float16(module)
@@ -168,8 +179,8 @@ def _export(
     request = WantedGraphs(
         sets, spec.objectives, spec.features, spec.batchnorm == "training", spec.ort_training
     )
-    passed = PassedGraphs(report)
-    for candidate in _named_candidates(subject, request):
+    for candidate in _named_candidates(subject, request, passed.begin):
+        passed.begin(f"comparing {candidate.name} with torch")
         _check_allowed(candidate)
         worst = check_parity(subject, candidate)
         if worst > RELATIVE:
@@ -204,11 +215,20 @@ def _export(
     return bundles.write(folder, manifest, weights, passed.files, spec.tokenizer)
 
 
-def _named_candidates(subject: FunctionalModule, request: WantedGraphs) -> Iterator[GraphCandidate]:
+def _graph_count(spec: ExportSpec) -> int:
+    """The number of graphs to make; objectives that train few levels alone may have fewer."""
+    of_sets = len(spec.sets) * (1 + len(spec.objectives) + spec.ort_training)
+    return 1 + len(spec.features) + of_sets + len(spec.precisions)
+
+
+def _named_candidates(
+    subject: FunctionalModule, request: WantedGraphs, begin: Callable[[str], None]
+) -> Iterator[GraphCandidate]:
     """As `candidates`; an error names the layer that cannot be exported."""
     try:
-        yield from candidates(subject, request)
+        yield from candidates(subject, request, begin)
     except ExportError as error:
+        begin("looking for the layer that cannot be exported")
         if not (layer := faulty_layer(subject)):
             raise
         graph = str(error).split()[1].partition(".")[0]
@@ -331,6 +351,7 @@ def _add_lower(passed: PassedGraphs, weights: Tensors, spec: ExportSpec) -> None
     for precision in spec.precisions:
         from .quantise import lower_forward
 
+        passed.begin(f"writing forward in {precision}")
         lowered = lower_forward(passed.files["forward"], weights, spec.input, precision)
         passed.add(f"forward.{precision}", lowered.graph, lowered.onnx, lowered.worst)
 
