@@ -1,4 +1,4 @@
-"""examples/stragglers.ipynb is a notebook, uses names that exist, and shows what it claims."""
+"""Each notebook of examples/ is one, uses names that exist, runs, and shows what it claims."""
 
 import ast
 import inspect
@@ -15,11 +15,23 @@ from device_runtime.simulation.history.records import AskRecord, SimulatedRound
 from device_runtime.simulation.report.write import PICTURES
 from device_runtime.simulation.rounds.callbacks import ClosedRound
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "stragglers.ipynb"
-CELLS = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-CODE = {cell["id"]: "".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"}
-WHOLE = ast.parse("\n".join(CODE.values()))
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 LINK = re.compile(r"\]\(([^)#]+)")
+
+
+def cells_of(path):
+    return json.loads(path.read_text("utf-8"))["cells"]
+
+
+def code_of(path):
+    """The source of each cell of code, by the cell's name."""
+    return {cell["id"]: "".join(cell["source"]) for cell in cells_of(path) if cell["cell_type"] == "code"}
+
+
+CODE = code_of(EXAMPLES / "stragglers.ipynb")
+WHOLE = ast.parse("\n".join(CODE.values()))
+of_each = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 @pytest.fixture
@@ -31,9 +43,9 @@ def quiet_again():
     log.setLevel(level)
 
 
-def run_cell(name, names):
+def run_cell(name, names, code=CODE):
     """Runs a cell as a notebook does. Returns the picture or text of its last expression, or None."""
-    tree = ast.parse(CODE[name], f"cell {name}")
+    tree = ast.parse(code[name], f"cell {name}")
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, f"cell {name}", "exec"), names)  # noqa: S102
     if last is None:
@@ -65,43 +77,53 @@ def columns(of):
     return {part.value for part in parts if isinstance(part, ast.Constant)}
 
 
-def test_the_notebook_is_of_format_4():
-    whole = json.loads(NOTEBOOK.read_text("utf-8"))
+@of_each
+def test_a_notebook_is_of_format_4(notebook):
+    whole = json.loads(notebook.read_text("utf-8"))
     assert (whole["nbformat"], whole["nbformat_minor"]) == (4, 5)
     assert whole.keys() == {"cells", "metadata", "nbformat", "nbformat_minor"}
-    names = [cell["id"] for cell in CELLS]
+    names = [cell["id"] for cell in whole["cells"]]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[\w-]{1,64}", name) for name in names)
     shared = {"cell_type", "id", "metadata", "source"}
-    for cell in CELLS:
+    for cell in whole["cells"]:
         own = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
         assert cell.keys() == shared | own
         assert cell["cell_type"] in ("code", "markdown")
         assert all(line.endswith("\n") for line in cell["source"][:-1])
 
 
-def test_a_notebook_reader_accepts_it():
+@of_each
+def test_a_notebook_reader_accepts_it(notebook):
     nbformat = pytest.importorskip("nbformat")
-    nbformat.validate(nbformat.read(NOTEBOOK, as_version=4))
+    nbformat.validate(nbformat.read(notebook, as_version=4))
 
 
-def test_one_table_and_one_picture_are_stored():
-    outputs = [output for cell in CELLS for output in cell.get("outputs", ())]
-    assert [max(output["data"]) for output in outputs] == ["text/plain", "text/plain"]
-    assert ["image/png" in output["data"] for output in outputs] == [False, True]
-    assert NOTEBOOK.stat().st_size < 200_000
+@of_each
+def test_one_table_and_one_picture_are_stored_of_the_simulation_and_nothing_of_the_others(notebook):
+    outputs = [output for cell in cells_of(notebook) for output in cell.get("outputs", ())]
+    stored = [False, True] if notebook.stem == "stragglers" else []
+    assert [max(output["data"]) for output in outputs] == ["text/plain" for _ in stored]
+    assert ["image/png" in output["data"] for output in outputs] == stored
+    assert notebook.stat().st_size < 200_000
 
 
-def test_each_cell_is_python():
-    for name, source in CODE.items():
+@of_each
+def test_each_cell_is_python(notebook):
+    for name, source in code_of(notebook).items():
         compile(source, f"cell {name}", "exec")
 
 
-def test_links_lead_to_files():
-    texts = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "markdown"]
+@of_each
+def test_links_lead_to_files(notebook):
+    texts = ["".join(cell["source"]) for cell in cells_of(notebook) if cell["cell_type"] == "markdown"]
     links = [link for text in texts for link in LINK.findall(text)]
     assert links
-    assert [link for link in links if not (NOTEBOOK.parent / link).exists()] == []
+    assert [link for link in links if not (EXAMPLES / link).exists()] == []
+
+
+def test_there_is_a_notebook_for_each_use():
+    assert [path.stem for path in NOTEBOOKS] == ["board", "device", "service", "stragglers"]
 
 
 def test_names_exist_in_the_api():
@@ -157,3 +179,43 @@ def test_mixed_rounds_learn_the_classes_that_dropping_loses(quiet_again, capsys)
     output = capsys.readouterr().out
     assert re.findall(r"round (\d): accuracy [\d.]+% after [\d.]+ s", output) == ["1", "2", "3"]
     assert re.search(rf"{names['slowest']}\n  full needs ", output)
+
+
+def run_all(name):
+    """What the cells of a notebook bind, and what each shows."""
+    code, names = code_of(EXAMPLES / f"{name}.ipynb"), {}
+    return names, {cell: run_cell(cell, names, code) for cell in code}
+
+
+@pytest.mark.slow
+def test_a_board_is_measured_and_a_slower_one_sends_less():
+    pytest.importorskip("pandas")
+    pytest.importorskip("matplotlib").use("Agg")
+    names, _ = run_all("board")
+    costs = names["costs"]
+    assert list(costs.index) == names["KINDS"].split(",")
+    assert (costs[names["columns"]] > 0).all(axis=None)
+    assert costs["bytes_up"]["zeroth-order"] < costs["bytes_up"]["class-means"] < costs["bytes_up"]["full"]
+    choices = {at: answer["choice"] for at, answer in names["answers"].items()}
+    assert choices["pi-5", 60] == "full"
+
+
+@pytest.mark.slow
+def test_a_device_joins_and_predicts_what_it_has_not_seen(quiet_again, capsys):
+    names, shown = run_all("device")
+    assert names["service"].done
+    assert names["model"].record.round == 3
+    assert names["right"] > 0.5
+    assert "of 300 new digits are recognised" in capsys.readouterr().out
+    assert "label" in shown["predict"]
+
+
+@pytest.mark.slow
+def test_a_service_is_asked_stopped_and_goes_on(quiet_again, capsys):
+    pytest.importorskip("pandas")
+    pytest.importorskip("fastapi")
+    names, _ = run_all("service")
+    assert names["service"].done
+    assert list(names["rounds"]["round"]) == [1, 2, 3, 4, 5, 6]
+    assert names["rounds"]["accuracy"].iloc[-1] > 0.5
+    assert "stopped on the way" in capsys.readouterr().out
