@@ -250,7 +250,7 @@ def frame(
     data: Any,
     *,
     test: Any = None,
-    label_column: str = "",
+    label_column: str | Sequence[str] = "",
     feature_columns: str | Sequence[str] = "",
     client_column: str = "",
     text_column: str = "",
@@ -264,8 +264,7 @@ def frame(
     `client_column` says whose recording each is of.
 
     test: a frame with the samples to evaluate on; None: a random share of the rows, of windows of the
-    clients, is (`test_share`). label_column, feature_columns, client_column: as in `table`; features may be
-    a list of names.
+    clients, is (`test_share`). label_column, feature_columns, client_column: as in `table`.
 
     The frame is kept once, by content, in the cache folder of this user, from where the processes of a
     simulation read it. Raises DataSetError for what is no frame, has no rows, or cannot be kept.
@@ -275,11 +274,15 @@ def frame(
     >>> frame(houses, label_column="price", client_column="city", partition="natural").source
     'table'
     """
-    columns = {"label_column": label_column, "client_column": client_column}
-    listed = feature_columns if isinstance(feature_columns, str) else ",".join(feature_columns)
-    columns |= {"feature_columns": listed, "text_column": text_column}
+    columns = {"label_column": _listed(label_column), "client_column": client_column}
+    columns |= {"feature_columns": _listed(feature_columns), "text_column": text_column}
     paths = {"path": _kept_frame(data)} | ({} if test is None else {"test_path": _kept_frame(test)})
     return of_source("text" if text_column else "table", **paths, **columns, **division)
+
+
+def _listed(columns: str | Sequence[str]) -> str:
+    """Columns as a source takes them: names or numbers, separated by commas."""
+    return columns if isinstance(columns, str) else ",".join(map(str, columns))
 
 
 def _kept_frame(data: Any) -> Path:
@@ -308,23 +311,24 @@ def _kept_frame(data: Any) -> Path:
 def table(
     path: str | Path,
     *,
-    label_column: str = "",
-    feature_columns: str = "",
+    label_column: str | Sequence[str] = "",
+    feature_columns: str | Sequence[str] = "",
     client_column: str = "",
     **division: Unpack[Division],
 ) -> DataSpec:
     """A .csv, .tsv or .parquet table of numbers: features, and a column of labels or several of targets.
 
-    label_column: its name or number, or several, separated by commas; by default it is found as on a device
-    (docs/data.md), and the result says which was taken. feature_columns: names or numbers; by default all
-    others. client_column: whose each row is, for partition="natural".
+    label_column: its name or number, or a list of several targets; by default it is found as on a device
+    (docs/data.md), and the result says which was taken. feature_columns: a list of names or numbers, or a
+    text of them with commas; by default all others. client_column: whose each row is, for
+    partition="natural".
 
-    >>> table("houses.csv", label_column="price,area").label_column
+    >>> table("houses.csv", label_column=["price", "area"]).label_column
     'price,area'
     """
     columns = {
-        "label_column": label_column,
-        "feature_columns": feature_columns,
+        "label_column": _listed(label_column),
+        "feature_columns": _listed(feature_columns),
         "client_column": client_column,
     }
     return of_source("table", path=path, **columns, **division)
@@ -353,8 +357,8 @@ def speech_commands(path: str | Path, *, words: Sequence[str] = (), **division: 
 def recordings(
     path: str | Path,
     *,
-    label_column: str = "",
-    feature_columns: str = "",
+    label_column: str | Sequence[str] = "",
+    feature_columns: str | Sequence[str] = "",
     client_column: str = "",
     **division: Unpack[Division],
 ) -> DataSpec:
@@ -369,8 +373,8 @@ def recordings(
     'engine'
     """
     columns = {
-        "label_column": label_column,
-        "feature_columns": feature_columns,
+        "label_column": _listed(label_column),
+        "feature_columns": _listed(feature_columns),
         "client_column": client_column,
     }
     return of_source("recordings", path=path, **columns, **division)

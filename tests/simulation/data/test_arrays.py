@@ -115,7 +115,7 @@ def test_clients_may_be_numbers_or_names_in_an_array_of_any_name(tmp_path, clien
 
 def test_an_array_of_clients_that_does_not_fit_is_refused(tmp_path):
     np.savez(tmp_path / "d.npz", x=X, y=Y, speed=np.arange(10) + 0.5)
-    with pytest.raises(DataSetError, match="no array 'who' for the clients: it has x, y, speed$"):
+    with pytest.raises(DataSetError, match="no array 'who' for the clients: it has speed, x, y$"):
         load(spec(tmp_path / "d.npz", client_column="who"), 0)
     with pytest.raises(DataSetError, match="groups are float64, expected integers or names"):
         load(spec(tmp_path / "d.npz", client_column="speed"), 0)
