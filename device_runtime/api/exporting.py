@@ -88,7 +88,7 @@ def export(
     check_torch()
     from device_runtime.models.export.export import ExportSpec, ExportWatch
     from device_runtime.models.export.export import export as write
-    from device_runtime.models.export.progress import shown
+    from device_runtime.models.export.progress import progress_line
 
     folder = Path(folder)
     _check_free(folder, overwrite)
@@ -120,7 +120,7 @@ def export(
     )
     if not progress:
         return write(module, spec, folder)
-    with shown(spec.name, moving=sys.stderr.isatty() or in_notebook()) as begin:
+    with progress_line(spec.name, moving=sys.stderr.isatty() or in_notebook()) as begin:
         return write(module, spec, folder, ExportWatch(begin))
 
 

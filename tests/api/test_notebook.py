@@ -209,12 +209,12 @@ def test_a_board_is_measured_and_a_slower_one_sends_less():
 
 @pytest.mark.slow
 def test_a_device_joins_and_predicts_what_it_has_not_seen(quiet_again, own_temporary, capsys):
-    names, shown = run_all("device")
+    names, outputs = run_all("device")
     assert names["service"].done
     assert names["model"].record.task == "digits"
     assert names["right"] > 0.5
     assert "of 300 new digits are recognised" in capsys.readouterr().out
-    assert "label" in shown["predict"]
+    assert "label" in outputs["predict"]
 
 
 @pytest.mark.slow

@@ -256,11 +256,11 @@ def run(args: argparse.Namespace) -> int:
     texts, network_settings = texts_and_settings(args)
     module = build(args, network_settings)  # before the next import: without torch it says what to install
     from device_runtime.models.export.export import CheckedGraph, ExportWatch, export
-    from device_runtime.models.export.progress import shown
+    from device_runtime.models.export.progress import progress_line
 
     checked: list[CheckedGraph] = []
     whole = spec(args, texts, network_settings)
-    with shown(whole.name) as begin:
+    with progress_line(whole.name) as begin:
         bundle = export(module, whole, args.out, ExportWatch(begin, checked.append))
     narrower = _add_parts_of(bundle, whole, args, network_settings)
     rows = [(g.name, f"{g.bytes / 1000:.1f}", f"{g.worst:.0e}") for g in checked]
@@ -288,7 +288,7 @@ def _add_parts_of(
 ) -> list[str]:
     """Adds narrower parts of the network to a bundle; a line for each, or why there is none."""
     from device_runtime.models.export.export import ExportWatch, export
-    from device_runtime.models.export.progress import shown
+    from device_runtime.models.export.progress import progress_line
 
     shares = shares_of(args)
     width = None if ":" in args.factory else networks.default_of(args.factory, "width")
@@ -305,7 +305,7 @@ def _add_parts_of(
             source=_source(args, part_settings),
         )  # fmt: skip
         try:
-            with TemporaryDirectory() as folder, shown(narrow.name) as begin:
+            with TemporaryDirectory() as folder, progress_line(narrow.name) as begin:
                 module, place = build(plain, part_settings), Path(folder) / "part"
                 part = write_part(bundle, export(module, narrow, place, ExportWatch(begin)))
         except ModelError as error:

@@ -74,7 +74,7 @@ class StepLine:
 
 
 @contextmanager
-def shown(
+def progress_line(
     name: str, out: TextIO | None = None, moving: bool | None = None
 ) -> Iterator[Callable[[ExportStep], None]]:
     """Shows the steps of an export as long as it is at work; gives the function to call for each.

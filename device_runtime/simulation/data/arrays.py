@@ -94,8 +94,8 @@ def _open(
             part = _with_clients(part, archive.names, clients)
             return archive.read(*_needed(part, test)), part, test
     except Refused as error:
-        said = any(word in error.reason for word in ("one", "which", "the clients"))
-        expected = "" if said else EXPECTED
+        is_clear = any(word in error.reason for word in ("one", "which", "the clients"))
+        expected = "" if is_clear else EXPECTED
         raise DataSetError(f"{path}: {error}{expected}") from None
 
 

@@ -70,10 +70,9 @@ def _of_table(path: Path, spec: DataSpec, seed: int, manifest: Manifest) -> Data
     parts = [train] if not spec.test_path else [train, task.windows(expanded(spec.test_path), manifest.input)]
     classes = task.names(*(part.y for part in parts), classes=True)
     ys = [classes.targets(part.y) for part in parts]
-    said = (train.form, *train.notes)
-    if train.clients is not None:
-        said = (*said, f"clients: {len(train.client_names)}")
-    notes = (*said, *(f"left out: {skipped}" for part in parts for skipped in part.skipped))
+    clients = () if train.clients is None else (f"clients: {len(train.client_names)}",)
+    left_out = (f"left out: {skipped}" for part in parts for skipped in part.skipped)
+    notes = (train.form, *train.notes, *clients, *left_out)
     if spec.test_path:
         return DataSet(train.x, ys[0], parts[1].x, ys[1], classes.names, groups, notes=notes)
     owners = np.unique([] if groups is None else groups[groups != NOBODY])

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.export.progress import ExportStep, StepLine, shown
+from device_runtime.models.export.progress import ExportStep, StepLine, progress_line
 
 TRACING = ExportStep("tracing train.all", 2, 5)
 COMPARING = ExportStep("comparing train.all with torch", 2, 5)
@@ -70,7 +70,7 @@ def test_a_line_of_the_log_does_not_stand_behind_the_moving_line(monkeypatch):
     screen = Screen()
     handler = logging.StreamHandler(screen)
     monkeypatch.setattr(logging.root, "handlers", [handler])
-    with shown("lstm", screen) as begin:
+    with progress_line("lstm", screen) as begin:
         begin(TRACING)
         logging.getLogger("device_runtime.models.export").warning("batch norms stay frozen")
         assert screen.getvalue().splitlines()[-1].split("\r")[-1] == "batch norms stay frozen"
