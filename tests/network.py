@@ -220,6 +220,58 @@ def _split(data):
         start = at + size
 
 
+class HttpProxy:
+    """An HTTP proxy that connects further on CONNECT. `status`: answers this, and makes no connection.
+
+    requests: the head of each.
+    """
+
+    def __init__(self, status: str = "") -> None:
+        self.status, self.requests = status, list[str]()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self):
+        for each in [self._server, *self._sockets]:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _serve(self):
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            self._sockets.append(client)
+            threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+
+    def _connect(self, client):
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += client.recv(1)
+        self.requests.append(head.decode())
+        if self.status:
+            client.sendall(f"HTTP/1.1 {self.status}\r\nContent-Length: 0\r\n\r\n".encode())
+            return
+        host, _, port = self.requests[-1].split()[1].rpartition(":")
+        broker = socket.create_connection((host, int(port)))
+        self._sockets.append(broker)
+        client.sendall(b"HTTP/1.1 200 Connection established\r\nVia: a test\r\n\r\n")
+        for source, target in ((client, broker), (broker, client)):
+            threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+
+
+def _pump(source, target):
+    with suppress(OSError):
+        while data := source.recv(65_536):
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
+
+
 class Peer:
     """Answers each connection with the next of `answers` after what the client sends first; the last repeats.
 

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from device_runtime.broker.servers import brokers, mosquitto
 from device_runtime.broker.servers.brokers import Choice
-from device_runtime.broker.servers.server import BrokerOptions, RunningBroker
+from device_runtime.broker.servers.server import BrokerOptions, RunningBroker, WebSockets
 from device_runtime.broker.wire.link import Event, Link, LinkOptions
 from device_runtime.broker.wire.url import TLS, BrokerUrl
 
@@ -167,3 +169,35 @@ def bare_broker() -> Iterator[Callable[[list[bytes]], BareBroker]]:
     yield make
     for broker in open_brokers:
         broker.close()
+
+
+@pytest.fixture
+def tls_broker(tmp_path: Path) -> Iterator[tuple[Any, TLS]]:
+    """A broker with TLS, TCP and WebSockets, and what trusts it."""
+    from device_runtime.broker.servers.production import issue, make_authority
+
+    if mosquitto.find() is None:
+        pytest.skip("mosquitto is not installed")
+    folder = tmp_path
+    now = datetime.now(timezone.utc)
+    authority = make_authority("ours", now, 2)
+    server = issue(authority, ["127.0.0.1"], now, 2)
+    for name, text in (
+        ("ca.pem", authority.certificate),
+        ("server.pem", server.certificate),
+        ("server.key", server.key),
+    ):
+        (folder / name).write_text(text)
+    own = TLS(cert=folder / "server.pem", key=folder / "server.key")
+    options = BrokerOptions(users={"pi": "x"}, tls=own, web=WebSockets())
+    running = mosquitto.Mosquitto(options)
+    yield _WithUser(running), TLS(ca=folder / "ca.pem")
+    running.stop()
+
+
+class _WithUser:
+    """A broker whose URLs have the user name and the password."""
+
+    def __init__(self, running: Any) -> None:
+        self.url = running.url.replace("//", "//pi:x@")
+        self.web_url = running.web_url.replace("//", "//pi:x@")

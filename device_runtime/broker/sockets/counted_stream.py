@@ -7,6 +7,7 @@ Both streams have the methods that paho expects of a socket.
 from __future__ import annotations
 
 import fcntl
+import re
 import select
 import socket
 import ssl
@@ -28,6 +29,24 @@ _BYTES_SENT = 200
 """Where Linux's tcp_info has the payload bytes that were sent, and behind them those sent again."""
 _SIOCOUTQNSD = 0x894B
 """Linux's ioctl for the bytes in a TCP socket that have not been sent (linux/sockios.h)."""
+
+
+MOST_ANSWER_BYTES = 8 * 1024
+"""The most bytes of a proxy's answer."""
+
+
+class ProxyRefused(ConnectionError):
+    """An HTTP proxy made no connection, or is none."""
+
+
+def _answer_of_proxy(answer: bytes) -> str:
+    line = answer.partition(b"\r\n")[0].decode("ascii", "replace")[:80]
+    version, _, status = line.partition(" ")
+    if version.startswith("HTTP/") and status:
+        return f"the proxy answers {status.strip()!r} and makes no connection"
+    if not line:
+        return "the proxy ends the connection without an answer"
+    return f"what listens at the proxy's port is no HTTP proxy: it answers {line!r}"
 
 
 @dataclass
@@ -113,6 +132,21 @@ class PlainStream:
                 return False
             del self._unsent[:sent]
         return True
+
+    def ask_proxy(self, request: bytes, limit: StepLimit) -> None:
+        """Lets the HTTP proxy at the other end connect further. Raises ProxyRefused, OSError."""
+        self.within(limit)
+        while request:
+            request = request[self._send_raw(request) :]
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            byte = self._recv_raw(1)  # what follows is of the connection
+            if not byte or len(answer) == MOST_ANSWER_BYTES:
+                raise ProxyRefused(_answer_of_proxy(answer))
+            answer += byte
+        if not re.match(rb"HTTP/1\.[01] 2\d\d\b", answer):
+            raise ProxyRefused(_answer_of_proxy(answer))
+        self.within(None)
 
     def close(self) -> None:
         with suppress(OSError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from dataclasses import dataclass
 
 from device_runtime.broker.errors import BrokerUnreachable
 from device_runtime.broker.sockets.addresses import StepLimit, look_up, open_socket
+from device_runtime.broker.sockets.counted_stream import ByteCount, PlainStream
 from device_runtime.broker.wire.url import BrokerUrl
 
 NO_CHECK_OF_TIME = 0x200000
@@ -23,7 +25,7 @@ def is_of_dates(error: Exception) -> bool:
     return getattr(error, "verify_code", 0) in (NOT_YET, EXPIRED)
 
 
-def validity(error: Exception, context: ssl.SSLContext, host: str, port: int) -> str:
+def validity(error: Exception, context: ssl.SSLContext, url: BrokerUrl) -> str:
     """The dates of a certificate that they make invalid, as ", valid until 2026-11-20"; else empty.
 
     It connects once more, with all checks but that of the time, and only to read. context: as of the
@@ -33,10 +35,11 @@ def validity(error: Exception, context: ssl.SSLContext, host: str, port: int) ->
         return ""
     context.verify_flags |= ssl.VerifyFlags(NO_CHECK_OF_TIME)
     try:
-        with open_socket(look_up(host, port, StepLimit.of(LOOK_S)), StepLimit.of(LOOK_S))[0] as plain:
-            plain.settimeout(LOOK_S)
-            with context.wrap_socket(plain, server_hostname=host) as secure:
-                dates = secure.getpeercert() or {}
+        with (
+            _connected(url, LOOK_S) as plain,
+            context.wrap_socket(plain, server_hostname=url.host) as secure,
+        ):
+            dates = secure.getpeercert() or {}
         begins, ends = (ssl.cert_time_to_seconds(str(dates[name])) for name in ("notBefore", "notAfter"))
     except (OSError, ValueError, KeyError):
         return ""
@@ -44,6 +47,20 @@ def validity(error: Exception, context: ssl.SSLContext, host: str, port: int) ->
     if begins <= now <= ends:
         return f", that of its authority: its own is valid until {_day(ends)}"
     return f", valid from {_day(begins)}" if now < begins else f", valid until {_day(ends)}"
+
+
+def _connected(url: BrokerUrl, step_s: float) -> socket.socket:
+    """A TCP connection to the broker, through its proxy if it has one. Raises OSError."""
+    plain, _ = open_socket(look_up(*url.first_hop, StepLimit.of(step_s)), StepLimit.of(step_s))
+    try:
+        if url.proxy:
+            stream = PlainStream(plain, ByteCount())
+            stream.ask_proxy(url.proxy.request(url.host, url.port), StepLimit.of(step_s))
+    except OSError:
+        plain.close()
+        raise
+    plain.settimeout(step_s)
+    return plain
 
 
 def _day(at: float) -> str:
@@ -79,14 +96,12 @@ class PeerCertificate:
 def examine_certificate(url: BrokerUrl, timeout_s: float = 20.0) -> PeerCertificate:
     """Do the TLS handshake as `Link` would. Raises CertificateRefused, OSError, UrlError."""
     context = url.tls.context()
-    endpoints = look_up(url.host, url.port, StepLimit.of(timeout_s))
-    with open_socket(endpoints, StepLimit.of(timeout_s))[0] as plain:
-        plain.settimeout(timeout_s)
+    with _connected(url, timeout_s) as plain:
         try:
             with context.wrap_socket(plain, server_hostname=url.host) as secure:
                 certificate, protocol = secure.getpeercert() or {}, secure.version() or "TLS"
         except ssl.SSLCertVerificationError as error:
-            dates = validity(error, context, url.host, url.port)
+            dates = validity(error, context, url)
             raise CertificateRefused(error.verify_message + dates, error.verify_code) from None
         except ssl.SSLError as error:
             raise CertificateRefused(error.reason or str(error)) from None

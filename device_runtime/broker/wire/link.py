@@ -102,7 +102,7 @@ class Link:
         self._delay = ReconnectDelay(self._options.reconnect_s, self._options.seed)
         self._steps = ConnectSteps(StepTime(self._options.steps_s), lambda: self._closing)
         self._outage = Outage()
-        self._keepalive = KeepAlive(self._options.keepalive_s)
+        self._keepalive = KeepAlive(url.keepalive_s or self._options.keepalive_s)
         self._joiner = PieceJoiner()
         self._thread: threading.Thread | None = None
         self._answer: BrokerError | None = None
@@ -310,7 +310,7 @@ class Link:
             return ""
         if not self._dates_said:
             with suppress(BrokerError):  # the files of TLS are being renewed
-                self._dates_said = validity(error, self.url.tls.context(), self.url.host, self.url.port)
+                self._dates_said = validity(error, self.url.tls.context(), self.url)
         return self._dates_said
 
     def _address(self) -> BrokerUrl:
@@ -322,7 +322,8 @@ class Link:
                 raise
             except Exception as error:
                 raise BrokerUnreachable(f"cannot read the credentials for {self.url}: {error}") from None
-            self.url = replace(renewed, mqtt5=self.url.mqtt5, path=self.url.path, secure=self.url.secure)
+            same = ("mqtt5", "path", "secure", "keepalive_s", "proxy")
+            self.url = replace(renewed, **{name: getattr(self.url, name) for name in same})
         return self.url
 
     def _work(self) -> None:

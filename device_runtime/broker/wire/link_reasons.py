@@ -15,9 +15,19 @@ from device_runtime.broker.errors import (
     BrokerSilent,
     BrokerUnreachable,
 )
+from device_runtime.broker.sockets.counted_stream import ProxyRefused
 
 from .certificate import is_of_dates
-from .mqtt_client import ANSWER, HANDSHAKE, LOOK_UP, SUBSCRIPTION, TCP, UPGRADE, NotMqtt
+from .mqtt_client import (
+    ANSWER,
+    HANDSHAKE,
+    LOOK_UP,
+    PROXY,
+    SUBSCRIPTION,
+    TCP,
+    UPGRADE,
+    NotMqtt,
+)
 from .url import BrokerUrl
 
 CLOSED_SILENTLY = "it closed the connection without giving a reason; with TLS, look at the certificates"
@@ -34,6 +44,7 @@ UNSUPPORTED_VERSION, BAD_CLIENT_ID = 0x84, 0x85
 _SILENT = {
     LOOK_UP: "the name server does not answer",
     TCP: "no answer to the TCP connection",
+    PROXY: "the proxy does not answer",
     HANDSHAKE: "no answer to the TLS handshake: something listens there, but does not speak TLS in time",
     UPGRADE: "no answer to the upgrade to WebSocket: something listens there, but does not serve WebSockets",
     ANSWER: "no CONNACK: something listens there, but does not answer as a broker",
@@ -144,6 +155,10 @@ def tls_reason(error: ssl.SSLError) -> str:
     return why if " " in why else why.lower().replace("_", " ")
 
 
+def _where(url: BrokerUrl) -> str:
+    return f"?proxy={url.proxy}" if url.proxy else f"the host in {url}"
+
+
 def unreachable_reason(url: BrokerUrl, error: Exception, dates: str = "") -> str:
     """Why no MQTT broker answered, and what to check: one line."""
     if isinstance(error, ssl.SSLError):
@@ -159,10 +174,13 @@ def unreachable_reason(url: BrokerUrl, error: Exception, dates: str = "") -> str
             "the name server of this machine"
         )
     if isinstance(error, socket.gaierror):
-        return f"no machine is called {url.host!r} ({error.strerror}): check the host in {url}"
+        host, _ = url.first_hop
+        return f"no machine is called {host!r} ({error.strerror}): check {_where(url)}"
     why = getattr(error, "strerror", None) or str(error) or "timed out"
-    why = why if isinstance(error, NotMqtt) else why.lower()
+    why = why if isinstance(error, NotMqtt | ProxyRefused) else why.lower()
     hint = "start one with `device-runtime broker`, or check host and port"
-    if url.path and isinstance(error, ValueError | ConnectionError):
+    if url.proxy:
+        hint = f"check {_where(url)}, and that the proxy lets connections to port {url.port} through"
+    elif url.path and isinstance(error, ValueError | ConnectionError):
         hint = f"check that WebSockets are served at this port, with MQTT under {url.path}"
     return f"no broker answers at {url} ({why}): {hint}"

@@ -24,6 +24,7 @@ from .url import BrokerUrl
 log = logging.getLogger(__name__)
 
 LOOK_UP, TCP, HANDSHAKE, UPGRADE = "name lookup", "TCP connection", "TLS handshake", "WebSocket upgrade"
+PROXY = "answer of the proxy"
 ANSWER, SUBSCRIPTION = "answer to CONNECT", "answer to SUBSCRIBE"
 """The steps of connecting, in this order."""
 MOST_INFLIGHT = 20
@@ -216,10 +217,12 @@ class MqttClient(paho.Client):
         return connected
 
     def _create_socket_connection(self) -> PlainStream:  # type: ignore[override]
-        endpoints = look_up(self.broker.host, self.broker.port, self.steps.begin(LOOK_UP))
+        endpoints = look_up(*self.broker.first_hop, self.steps.begin(LOOK_UP))
         endpoints.sort(key=lambda endpoint: self.avoided.index(endpoint) if endpoint in self.avoided else -1)
         raw, self.endpoint = open_socket(endpoints, self.steps.begin(TCP))
         self.stream = PlainStream(raw, self.count, whole=bool(self.broker.path))
+        if proxy := self.broker.proxy:
+            self.stream.ask_proxy(proxy.request(self.broker.host, self.broker.port), self.steps.begin(PROXY))
         if not self.broker.secure:
             self._enter(self.stream)
         return self.stream

@@ -114,19 +114,21 @@ def enrolled(connection: Connection) -> Finding:
 def _reached(connection: Connection) -> Finding:
     url = connection.url
     try:
-        endpoints = look_up(url.host, url.port, StepLimit.of(REACH_S))
+        endpoints = look_up(*url.first_hop, StepLimit.of(REACH_S))
         began = time.perf_counter()
         way, endpoint = open_socket(endpoints, StepLimit.of(REACH_S))
         took, address = time.perf_counter() - began, endpoint.address[0]
         way.close()
     except socket.gaierror as error:
         advice = "check the host in the URL, and this device's name server"
-        return Finding("broker", "problem", f"no machine is called {url.host!r} ({error.strerror})", advice)
+        host, _ = url.first_hop
+        return Finding("broker", "problem", f"no machine is called {host!r} ({error.strerror})", advice)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         advice = "start the broker, check host and port, and the firewalls between"
         return Finding("broker", "problem", f"nothing answers at {url} ({why})", advice)
-    return Finding("broker", "ok", f"{url} ({address}) answers in {1e3 * took:.0f} ms")
+    answers = f"the proxy {url.proxy} of {url}" if url.proxy else str(url)
+    return Finding("broker", "ok", f"{answers} ({address}) answers in {1e3 * took:.0f} ms")
 
 
 def _distrusted(error: Exception) -> Finding:

@@ -338,41 +338,6 @@ def test_the_reason_of_an_outage_is_said_once_and_when_it_changes_and_its_time(
     ]
 
 
-@pytest.fixture
-def tls_broker(request: pytest.FixtureRequest) -> Iterator[tuple[Any, TLS]]:
-    from datetime import datetime, timezone
-
-    from device_runtime.broker.servers.production import issue, make_authority
-    from device_runtime.broker.servers.server import BrokerOptions, WebSockets
-
-    if mosquitto.find() is None:
-        pytest.skip("mosquitto is not installed")
-    folder = request.getfixturevalue("tmp_path")
-    now = datetime.now(timezone.utc)
-    authority = make_authority("ours", now, 2)
-    server = issue(authority, ["127.0.0.1"], now, 2)
-    for name, text in (
-        ("ca.pem", authority.certificate),
-        ("server.pem", server.certificate),
-        ("server.key", server.key),
-    ):
-        (folder / name).write_text(text)
-    own = TLS(cert=folder / "server.pem", key=folder / "server.key")
-    options = BrokerOptions(users={"pi": "x"}, tls=own, web=WebSockets())
-    running = mosquitto.Mosquitto(options)
-    running.__dict__["_web_url"] = running.web_url
-    yield _WithUser(running), TLS(ca=folder / "ca.pem")
-    running.stop()
-
-
-class _WithUser:
-    """A broker whose URLs have the user name and the password."""
-
-    def __init__(self, running: Any) -> None:
-        self.url = running.url.replace("//", "//pi:x@")
-        self.web_url = running.web_url.replace("//", "//pi:x@")
-
-
 def counted(link: Link) -> int:
     return link.bytes_up + link.bytes_down
 

@@ -16,6 +16,45 @@ def test_every_part_is_read() -> None:
     assert url.tls.ca == Path("ca.pem")
 
 
+def test_pings_a_proxy_and_a_protocol_of_tls_are_options() -> None:
+    url = BrokerUrl.parse(
+        "mqtts://a.example:443?keepalive=20&proxy=http://me:s%2540crET@[::1]:3128&alpn=x-amzn-mqtt-ca"
+    )
+    assert (url.keepalive_s, url.tls.alpn) == (20, "x-amzn-mqtt-ca")
+    assert url.proxy is not None
+    assert (url.proxy.host, url.proxy.port, url.proxy.user, url.proxy.password) == (
+        "::1",
+        3128,
+        "me",
+        "s@crET",
+    )
+    assert url.first_hop == ("::1", 3128)
+    assert "crET" not in f"{url} {url!r}"
+    assert BrokerUrl.parse("mqtts://a.example").first_hop == ("a.example", 8883)
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("keepalive=4", "expected 5 to 1200 seconds"),
+        ("keepalive=soon", "expected 5 to 1200 seconds"),
+        ("proxy=crET:word@proxy", "expected HOST:PORT or http://USER:PASSWORD@HOST:PORT"),
+        ("proxy=socks5://proxy:1080", "expected HOST:PORT or http://USER:PASSWORD@HOST:PORT"),
+        ("proxy=", "expected HOST:PORT"),
+        ("qos=1", r"only \?mqtt=, \?keepalive=, \?proxy=, \?alpn= are known"),
+    ],
+)
+def test_options_that_are_not_understood_are_refused(query: str, says: str) -> None:
+    with pytest.raises(UrlError, match=says) as raised:
+        BrokerUrl.parse(f"mqtts://a.example?{query}")
+    assert "crET" not in str(raised.value)
+
+
+def test_a_protocol_is_agreed_on_over_tls_alone() -> None:
+    with pytest.raises(UrlError, match="with TLS"):
+        BrokerUrl.parse("mqtt://localhost?alpn=mqtt")
+
+
 def test_defaults_are_mqtt_3_1_1_and_the_registered_ports() -> None:
     assert BrokerUrl.parse("mqtt://localhost") == BrokerUrl("localhost", 1883)
     assert BrokerUrl.parse("mqtts://a.example") == BrokerUrl("a.example", 8883, secure=True)
