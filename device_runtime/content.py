@@ -37,6 +37,12 @@ def near(folder: Path, value: Any) -> Any:
         return value
 
 
+def source_near(folder: Path, value: Any) -> Any:
+    """A source FILE.py:NAME whose file lies in the folder, as text; any other value unchanged."""
+    file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return f"{near(folder, file)}{colon}{name}" if file.endswith(".py") else value
+
+
 def read_toml(path: Path, failed: type[Exception]) -> dict[str, Any]:
     """Returns the content of a TOML file, or raises `failed` with the file's path and the reason."""
     try:

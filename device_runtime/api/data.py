@@ -50,6 +50,7 @@ class Division(TypedDict, total=False):
     partition: iid, dirichlet (the default), dirichlet-by-class, dirichlet-fedml, shards, classes or natural.
     alpha: of dirichlet; the smaller, the more uneven (0.3).
     groups: samples of the fleet's groups, by name; {"weak": {"classes": (7, 8)}}.
+    device_test_share: of each device's samples, on which it is tested and does not train (0).
     """
 
     partition: str
@@ -63,6 +64,7 @@ class Division(TypedDict, total=False):
     reuse: bool
     groups: Mapping[str, GroupData | Mapping[str, Any]]
     test_share: float
+    device_test_share: float
     classes: Sequence[int] | None
     max_train: int | None
     max_test: int | None

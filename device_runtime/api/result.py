@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -15,14 +16,24 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles import tensors
+from device_runtime.models.training.metrics import FurtherMetrics, Metric, metric_source
 from device_runtime.simulation.compare.figures import FinishedRun, RunFigures, Summary, figures, round_columns
 from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
-from device_runtime.simulation.compare.run_folder import SERVED
+from device_runtime.simulation.compare.run_folder import SERVED, RunName, model_path
+from device_runtime.simulation.data.loading import prepared_targets
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.history.records import SimulatedRound
 from device_runtime.simulation.report import canvas, table
 from device_runtime.simulation.report.canvas import ComparedRuns, Drawing, read_comparison
+from device_runtime.simulation.report.devices import (
+    DeviceTable,
+    UpdateTable,
+    data_frame,
+    device_table,
+    update_table,
+)
 from device_runtime.simulation.report.write import (
     PICTURES,
     HasFigures,
@@ -32,7 +43,8 @@ from device_runtime.simulation.report.write import (
     with_notes,
     write,
 )
-from device_runtime.simulation.scenarios.scenario import Scenario
+from device_runtime.simulation.rounds.run import prepare
+from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -79,12 +91,45 @@ class SimulatedRun:
         """
         return round_columns(self.rounds)
 
-    def weights(self) -> dict[str, NDArray[Any]]:
-        """The tensors of the model that the last round serves, by name. Raises SimulationError."""
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The rounds whose models were kept (`keep_models`)."""
+        return tuple(line.round for line in self.rounds if model_path(self.folder, line.round).exists())
+
+    def weights(self, round: int | None = None) -> dict[str, NDArray[Any]]:  # noqa: A002
+        """The tensors of the model that the run serves in the end, by name, or of one that was kept.
+
+        round: that served it (`keep_models`). Raises SimulationError.
+        """
+        path = self.folder / SERVED if round is None else model_path(self.folder, round)
+        if round is not None and round not in self.kept:
+            kept = ", ".join(map(str, self.kept)) or "none: run it with keep_models=1"
+            raise SimulationError(f"the model of round {round} was not kept; kept are {kept}")
         try:
-            return tensors.decode((self.folder / SERVED).read_bytes())
+            return tensors.decode(path.read_bytes())
         except OSError as error:
-            raise SimulationError(f"cannot read {self.folder / SERVED}: {error.strerror}") from None
+            raise SimulationError(f"cannot read {path}: {error.strerror}") from None
+
+    def evaluate(self, *metrics: Metric, round: int | None = None) -> dict[str, Any]:  # noqa: A002
+        """Metrics of a model on the test samples of the run, by name; a `confusion-matrix` is an array.
+
+        metrics: as `metrics` of `dr.simulate`. round: as in `weights`. Raises MetricError, SimulationError.
+
+        >>> run = dr.simulate("digits", devices=4, rounds=1, policies=["few-shot"]).run("few-shot")
+        >>> run.evaluate("confusion-matrix")["confusion-matrix"].shape
+        (10, 10)
+        """
+        scenario = of_policy(self.result.scenario, self.policy)
+        with ExitStack() as named_here:
+            sources = [named_here.enter_context(metric_source(metric)) for metric in metrics]
+            task = msgspec.structs.replace(scenario.task, metrics=())
+            prepared = prepare(msgspec.structs.replace(scenario, task=task), self.seed)
+            bundle, data = prepared.inputs.bundle, prepared.data
+            wanted = FurtherMetrics(sources, bundle.manifest.target)
+            model = open_model(bundle)
+            model.load(self.weights(round))
+            x = bundle.manifest.input.prepare(data.test_x)
+            return wanted.of(model, x, prepared_targets(data, bundle.manifest, data.test_y))
 
 
 class ComparedFolders:
@@ -203,14 +248,39 @@ class SimulationResult(ComparedFolders):
 
         Raises ModuleNotFoundError without pandas.
         """
-        try:
-            import pandas as pd
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "data frames need pandas: pip install pandas", name=error.name
-            ) from None
-        each = [{"policy": run.policy, "seed": run.seed, **run.columns()} for run in self.runs]
-        return pd.concat([pd.DataFrame(columns) for columns in each], ignore_index=True)
+        return data_frame(
+            [
+                {"policy": run.policy, "seed": run.seed} | dict(zip(columns, values, strict=True))
+                for run in self.runs
+                for columns in [run.columns()]
+                for values in zip(*columns.values(), strict=True)
+            ]
+        )
+
+    def devices(self, policy: str | None = None, seed: int | None = None) -> DeviceTable:
+        """A row for each device of each run: kinds, seconds, joules, bytes, and how well it is served.
+
+        policy, seed: of these runs only. A sequence of `DeviceFigures`, which prints as a sentence and a
+        table of groups; `summary()` has the worst tenth, spread and fairness. Accuracies need
+        `device_test_share` of the data. Raises SimulationError where there is no such run.
+        """
+        return device_table(self._compared.plan, self._named(policy, seed), self._compared.terms.metric)
+
+    def updates(self, policy: str | None = None, seed: int | None = None) -> UpdateTable:
+        """A row for each time that a device was asked for an update: its kind, cost, loss, norm, and fate.
+
+        A sequence of `UpdateFigures`, which prints as a sentence and a table. Arguments and errors as above.
+        """
+        return update_table(self._compared.plan, self._named(policy, seed))
+
+    def _named(self, policy: str | None, seed: int | None) -> list[RunName]:
+        """The runs of a policy and a seed; None: of all."""
+        names = self._compared.plan.names
+        chosen = [name for name in names if policy in (None, name.policy) and seed in (None, name.seed)]
+        if not chosen:
+            wanted = f"policy {policy!r}" if seed is None else f"{policy or 'any policy'} with seed {seed}"
+            raise SimulationError(f"there is no run of {wanted}; there are {', '.join(map(str, names))}")
+        return chosen
 
     def _text(self, width: int | None) -> str:
         return with_notes(self._compared, width)

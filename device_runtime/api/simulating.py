@@ -8,6 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from device_runtime.models.bundles import bundle as bundles
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.networks.own import is_portable, own_function, own_network, source_of
+from device_runtime.models.training.metrics import Metric, metric_source
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
 from device_runtime.simulation.compare.completing import (
@@ -75,7 +77,9 @@ def simulate(
     loss: Callable[..., Any] | str | None = None,
     device: str | None = None,
     precision: str | None = None,
+    metrics: Sequence[Metric] | None = None,
     callbacks: Sequence[Callback] = (),
+    keep_models: int | None = None,
     run_dir: str | Path | None = None,
     executor: ExecutorRequest | str = "auto",
     parallel: int | None = None,
@@ -103,7 +107,10 @@ def simulate(
     function, by which torch trains it: the function itself, which only this process has, or "FILE.py:NAME".
     device: cpu or, by torch, cuda or cuda:N (default: as a Scenario says, cpu).
     precision: of training: float32 or, by torch, bf16, on a GPU tf32 (default: as a Scenario says, float32).
+    metrics: further ones, of the served model: names such as "f1-macro", "FILE.py:NAME", or functions of
+    predictions and targets, or of (predict, x, y), that return a number, or numbers by name.
     callbacks: are called in this process, where all runs are then done.
+    keep_models: keep the model that every so many-th round serves, for `weights` and `evaluate` of a run.
     run_dir: keep the runs here, and go on with those that were stopped; None: they go with the result.
     executor: how the devices' models are trained: auto, plain, batched, processes or ray.
     parallel: runs at a time, each in a process of its own (default: as many as usable cores). One run alone
@@ -125,9 +132,9 @@ def simulate(
         )
     by_torch = EngineSettings(precision=precision or "float32", device=device or "cpu").for_torch
     code = _exported(OwnCode(task, module, loss), data, by_torch, progress is not False)
-    scenario = scenario_of(code.task, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
-    run = RunOptions(request, callbacks=tuple(callbacks))
+    run = RunOptions(request, tuple(callbacks), keep_models=_count("keep_models", keep_models) or 0)
+    scenario = scenario_of(code.task, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
     named = None if policies is None else tuple(dict.fromkeys(_names(policies)))
     selection = WantedRuns(
         policies=named,
@@ -137,9 +144,16 @@ def simulate(
     )
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="device-runtime-"))
     try:
-        with source_of(code.module or "") as source, source_of(code.loss or "") as own_loss:
+        with ExitStack() as named_here:
+            source, own_loss = (
+                named_here.enter_context(source_of(each or "")) for each in (code.module, code.loss)
+            )
             over = {"module": source or None, "own_loss": own_loss or None}
             scenario = _on(scenario, over | {"place": device, "precision": precision})
+            if metrics is not None:
+                measured = tuple(named_here.enter_context(metric_source(each)) for each in metrics)
+                task = msgspec.structs.replace(scenario.task, metrics=measured)
+                scenario = msgspec.structs.replace(scenario, task=task)
             plan = planned(scenario, selection, folder)
             done = _completed(plan, run, _count("parallel", parallel), progress)
         return SimulationResult(done, temporary=run_dir is None)

@@ -130,6 +130,12 @@ class ProcessMetrics:
             "Accuracy (of other losses: R2 or label accuracy) of the served model, at most 1.",
             lambda: live().accuracy,
         )
+        gauge(
+            "held_out_accuracy",
+            "Accuracy on samples that the last round's devices held out, of the model served before.",
+            lambda: live().held_out_accuracy,
+        )
+        gauge("held_out_samples", "The number of these samples.", lambda: live().held_out_samples)
         gauge("loss", "Loss of the served model on the evaluation data.", lambda: live().loss)
         gauge("broker_connected", "1 while the broker is connected.", lambda: at_work(link.connected))
         gauge("link_bytes_up", "All bytes sent to the broker since the start.", lambda: link.bytes_up)

@@ -161,6 +161,8 @@ class TaskWatch:
             note=closed.note,
             metric=record.metric,
             metrics=record.metrics,
+            held_out_accuracy=measured(record.held_out_acc),
+            held_out_samples=record.held_out_samples,
         )
 
     def _change(self, **changes: object) -> None:
@@ -187,6 +189,8 @@ def _status_of(closed: RoundClosed) -> RoundStatus:
         kinds=by_kind(closed),
         metric=record.metric,
         metrics=record.metrics,
+        held_out_accuracy=measured(record.held_out_acc),
+        held_out_samples=record.held_out_samples,
     )
 
 

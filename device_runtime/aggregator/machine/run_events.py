@@ -52,6 +52,8 @@ class RoundRecord:
     bytes_up, bytes_down: sums over all devices, also those that did not contribute.
     deadline_s: fixed or learnt; nan without a deadline.
     central_epsilon: what the run has spent of its privacy budget by the noise of mask helpers; nan without.
+    held_out_acc: on `held_out_samples` samples that devices held out, of the model that the round before
+    served; nan without.
     """
 
     round: int
@@ -69,6 +71,8 @@ class RoundRecord:
     metric: str = ACCURACY
     metrics: dict[str, float] = field(default_factory=dict)
     central_epsilon: float = nan
+    held_out_acc: float = nan
+    held_out_samples: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, nan
 
+from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.machine.run_events import ContributionRecord, RoundRecord
 from device_runtime.aggregator.storage.contributions import DeviceTraffic
 from device_runtime.aggregator.storage.store import ModelEvaluation
@@ -13,15 +16,29 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.training.evaluation import evaluate
 from device_runtime.models.training.heads import Evaluation
+from device_runtime.models.training.metrics import FurtherMetrics, MetricError
 
 from .merge_round import samples
+
+log = logging.getLogger(__name__)
 
 
 class Evaluator:
     """Evaluates a bundle on the task's data; without data every figure is nan."""
 
-    def __init__(self, bundle: Bundle, data: str | None) -> None:
-        """`data` is written as a device's `--data`. Raises TaskError for data that do not fit the bundle."""
+    def __init__(self, bundle: Bundle, data: str | None, metrics: Sequence[str] = ()) -> None:
+        """`data` is written as a device's `--data`. metrics: further ones (`FurtherMetrics`).
+
+        Raises TaskError for data or metrics that do not fit the bundle.
+        """
+        try:
+            self._metrics = FurtherMetrics(metrics, bundle.manifest.target)
+        except MetricError as error:
+            raise TaskError(str(error)) from None
+        if tables := self._metrics.tables:
+            raise TaskError(f"metric {tables[0]} is a table, which rounds do not have")
+        if metrics and not data:
+            log.warning("metrics (%s) has no effect without eval_data", ", ".join(metrics))
         self._model = open_model(bundle) if data else None
         self._metric = bundle.manifest.target.metric
         if data:
@@ -32,7 +49,9 @@ class Evaluator:
         if self._model is None:
             return Evaluation(nan, nan, 0)
         self._model.load(weights)
-        return evaluate(self._model, self._data.x, self._data.y)
+        evaluation = evaluate(self._model, self._data.x, self._data.y)
+        more = self._metrics.of(self._model, self._data.x, self._data.y)
+        return replace(evaluation, metrics={**evaluation.metrics, **more})
 
     def figures(self, served: Tensors, base: Tensors) -> ModelEvaluation:
         """Evaluates a round's served model and next base."""

@@ -95,7 +95,7 @@ class EarlierRounds:
 class RoundMerge:
     """Merges one round of a task, whose base is `model`; `carried` is from the round before.
 
-    failures: as in Screen, after `merged`.
+    failures, norms: as in Screen, after `merged`.
     """
 
     def __init__(self, task: Task, model: RoundModel, carried: CarriedState, earlier: EarlierRounds) -> None:
@@ -104,6 +104,7 @@ class RoundMerge:
         strategies = {name: kind.strategy for name, kind in self.kinds.items()}
         self.folding = Folding(strategies, model, carried, task.server, task.rests)
         self.failures: dict[tuple[str, str], str] = {}
+        self.norms: dict[tuple[str, str], float] = {}
 
     def merged(
         self,
@@ -132,7 +133,7 @@ class RoundMerge:
                 except OwnCodeError as error:
                     log.warning("%s fails at the update of %s: %s", counted.kind, counted.device, error)
                     leave_out(counted, error)
-            self.failures = screen.failures
+            self.failures, self.norms = screen.failures, screen.norms
             return screen.merged()
 
     def _read(self, counted: CountedUpdate, times: float) -> Update:

@@ -36,7 +36,13 @@ from device_runtime.aggregator.storage.run_files import (
     GivenRoundStore,
     check_identity,
 )
-from device_runtime.aggregator.storage.store import MergeResult, RoundModels, RoundStart, Store
+from device_runtime.aggregator.storage.store import (
+    MergeResult,
+    ModelEvaluation,
+    RoundModels,
+    RoundStart,
+    Store,
+)
 from device_runtime.aggregator.tasks.closing import WINDOW, Progress, score_of
 from device_runtime.aggregator.tasks.feasible import (
     check_kinds,
@@ -57,6 +63,7 @@ from device_runtime.models.bundles.weights import initial_values
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
 from device_runtime.strategies.merging.folding import derived_bases
+from device_runtime.strategies.statistics import closed_form
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +170,7 @@ class OpenRun:
             log.warning("%s", why)
         self.task = with_possible_head(task, main.manifest)
         check_kinds(self.task, main.manifest, {name: bundle.manifest for name, bundle in family.items()})
-        self.evaluator = Evaluator(main, task.eval_data)
+        self.evaluator = Evaluator(main, task.eval_data, task.metrics)
         generic = samples(task.generic, main, "generic set") if task.generic else None
         self.tools = MergeTools(models, generic)
         self.store = Store(folder, database=database)
@@ -276,7 +283,16 @@ class RoundPhases:
         if why and self._run.task.evaluation_judges:
             log.info("round %d: %s", number, why)
             figures, instead = evaluator.figures(base, base), models.put(tensors.encode(base))
-        self._store.rounds.evaluated(number, figures, instead)
+        self._store.rounds.evaluated(number, self._with_held_out(figures, number), instead)
+
+    def _with_held_out(self, figures: ModelEvaluation, number: int) -> ModelEvaluation:
+        """With the accuracy on samples that the devices of a round held out; not where it went back."""
+        blob = self._store.rounds.start(number + 1).carried.memory.get(closed_form.MEMORY)
+        if blob is None or self._store.history.rollback_into(number, instead=True):
+            return figures
+        memory = tensors.decode(self._store.models.get(blob))
+        accuracy, samples = closed_form.held_out_accuracy(memory)
+        return replace(figures, held_out_acc=accuracy, held_out_samples=samples)
 
     def publish(self, number: int, traffic: Mapping[str, DeviceTraffic], duration_s: float) -> RoundClosed:
         """Closes the round and deploys its served model."""

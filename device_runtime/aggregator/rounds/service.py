@@ -136,8 +136,8 @@ class Service:
         rounds = self.rounds
         if rounds.task.evaluation_judges and not rounds.task.eval_data and rounds.given_rounds is None:
             log.info(
-                "nothing compares the closed-form head with the trained one: set eval_data or "
-                "statistics.hold_out"
+                "nothing measures the model, or compares the closed-form head with the trained one: set "
+                "eval_data or statistics.hold_out (--held-out 0.1 tests it on a tenth of devices' samples)"
             )
         if rounds.task.stop_after and not rounds.task.eval_data and rounds.given_rounds is None:
             log.warning("stop_after never ends the task: nothing is evaluated; set eval_data")

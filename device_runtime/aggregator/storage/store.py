@@ -80,6 +80,8 @@ class ModelEvaluation:
     """Accuracy and loss of a round's served model, and accuracy of its next base; nan without data.
 
     metric: the name of the metric that eval_acc and base_eval_acc are. metrics: further ones, by name.
+    held_out_acc: on `held_out_samples` samples that devices held out, of the model that the round before
+    served (`closed_form.held_out_accuracy`); nan without.
     """
 
     eval_acc: float
@@ -87,6 +89,8 @@ class ModelEvaluation:
     base_eval_acc: float
     metric: str = ACCURACY
     metrics: dict[str, float] = field(default_factory=dict)
+    held_out_acc: float = nan
+    held_out_samples: int = 0
 
 
 class CarriedBlobs(msgspec.Struct, frozen=True, array_like=True):

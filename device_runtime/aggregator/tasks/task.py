@@ -13,7 +13,7 @@ from device_runtime.aggregator.errors import TaskError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import Kind
 from device_runtime.broker.wire.step_log import round_seed
-from device_runtime.content import explained, near, read_toml
+from device_runtime.content import explained, near, read_toml, source_near
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.kinds import registry
@@ -165,6 +165,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             "Evaluate the served model on these samples.", "test.npz", none="no evaluation", metavar="PATH"
         ),
     ] = None
+    metrics: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Evaluate by these metrics too: names, or functions as FILE.py:NAME.",
+            ("f1-macro", "top-5"),
+        ),
+    ] = ()
     family: Annotated[
         tuple[str, ...],
         Setting(
@@ -464,8 +471,9 @@ def load(path: Path | None, flags: Mapping[str, object], kinds: Sequence[str] | 
     settings = _read(path) if path else {}
     if kinds is not None:
         settings["kinds"] = tables_named(kinds, settings.get("kinds"))
-    if isinstance(masks := flags.get("masks"), Mapping) and isinstance(settings.get("masks", {}), Mapping):
-        flags = {**flags, "masks": {**settings.get("masks", {}), **masks}}
+    for name in ("masks", "statistics"):  # tables of which single keys have flags
+        if isinstance(table := flags.get(name), Mapping) and isinstance(settings.get(name, {}), Mapping):
+            flags = {**flags, name: {**settings.get(name, {}), **table}}
     settings |= flags
     if "kinds" in settings:
         settings["kinds"] = with_usual(settings["kinds"])
@@ -485,6 +493,8 @@ def _read(path: Path) -> dict[str, Any]:
         settings |= {name: near(path.parent, settings[name])} if name in settings else {}
     if isinstance(family := settings.get("family"), list):
         settings["family"] = [near(path.parent, member) for member in family]
+    if isinstance(metrics := settings.get("metrics"), list):
+        settings["metrics"] = [source_near(path.parent, source) for source in metrics]
     return {"name": path.stem, **settings}
 
 

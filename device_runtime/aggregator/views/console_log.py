@@ -16,6 +16,7 @@ from device_runtime.aggregator.machine.run_events import (
     RoundClosed,
     RoundExtended,
     RoundOpened,
+    RoundRecord,
     RunEvent,
     Started,
     SumsAwaited,
@@ -104,7 +105,7 @@ def summary(closed: RoundClosed) -> str:
     """The figures of a round in one line."""
     record = closed.record
     parts = [
-        f"{record.metric} {metric_text(record.metric, record.eval_acc)}",
+        f"{record.metric} {judged(record)}{held_out_by(record)}",
         *([metrics_text(record.metrics)] if record.metrics else []),
         f"loss {number(record.eval_loss)}",
         contribution_counts(closed) or "nobody",
@@ -126,7 +127,7 @@ def table(closed: list[RoundClosed]) -> str:
     rows = [
         [
             c.record.round,
-            metric_text(c.record.metric, c.record.eval_acc),
+            judged(c.record),
             *(f"{c.record.metrics.get(name, nan):.4g}" for name in more),
             number(c.record.eval_loss),
             contribution_counts(c),
@@ -139,6 +140,20 @@ def table(closed: list[RoundClosed]) -> str:
     ]
     headers = ["round", metric, *more, "loss", "updates", "up", "down", "energy", "time"]
     return tabulate(rows, headers, disable_numparse=True)
+
+
+def judged(record: RoundRecord) -> str:
+    """How good the model is: by evaluation data or, without, on samples that devices held out, marked so."""
+    if isnan(record.eval_acc) and record.held_out_samples:
+        return f"{metric_text(record.metric, record.held_out_acc)} of {record.held_out_samples} held out"
+    return metric_text(record.metric, record.eval_acc)
+
+
+def held_out_by(record: RoundRecord) -> str:
+    """Text to append where `judged` is on samples that devices held out: by whom, and of which model."""
+    if not (isnan(record.eval_acc) and record.held_out_samples):
+        return ""
+    return f" by devices (the model of round {record.round - 1})"
 
 
 def metric_names(closed: Sequence[RoundClosed]) -> tuple[str, tuple[str, ...]]:

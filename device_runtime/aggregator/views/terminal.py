@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import nan
+from math import isnan, nan
 from typing import TYPE_CHECKING
 
 from device_runtime.aggregator.errors import MissingExtra
@@ -28,9 +28,8 @@ from device_runtime.aggregator.machine.run_events import (
     Started,
     SumsAwaited,
 )
-from device_runtime.models.bundles.targets import metric_text
 
-from .console_log import contribution_counts, metric_names, number, size, table
+from .console_log import contribution_counts, judged, metric_names, number, size, table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -199,7 +198,10 @@ class TerminalView:
             state = self._state
             parts: list[RenderableType] = [Text(self._header(state), style="bold"), _devices(state)]
             if state.closed:
-                accuracies = [closed.record.eval_acc for closed in state.closed]
+                records = [closed.record for closed in state.closed]
+                accuracies = [
+                    each.held_out_acc if isnan(each.eval_acc) else each.eval_acc for each in records
+                ]
                 parts += [_rounds(state), Text(f"{metric_names(state.closed)[0]} {sparkline(accuracies)}")]
             parts += [Text(line, style="yellow") for line in self._log.lines]
             return Group(*parts)
@@ -262,7 +264,7 @@ def _rounds(state: TerminalState) -> Table:
         record = closed.record
         grid.add_row(
             str(record.round),
-            metric_text(record.metric, record.eval_acc),
+            judged(record),
             *(f"{record.metrics.get(name, nan):.4g}" for name in more),
             number(record.eval_loss),
             contribution_counts(closed),

@@ -90,6 +90,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Train by torch in this precision, tf32 on a GPU only; results differ (default: float32).",
     )
     add_data(parser)
+    add(
+        "--device-test-share",
+        type=positive,
+        metavar="X",
+        help="Test the served model on this share of each device's samples, which does not train (0 to 1).",
+    )
     add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")
     add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: 1).")
     add(
@@ -100,6 +106,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_performance(parser)
     add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
+    add(
+        "--keep-models",
+        type=count,
+        default=0,
+        metavar="N",
+        help="Keep the model that every N-th round serves, in the folder of its run (default: none).",
+    )
+    add(
+        "--tables",
+        action="store_true",
+        help="Write devices.csv and updates.csv into it: a row for each device, and for each update.",
+    )
     add_format(parser)
     add_plugins(parser)
     add("--only", help=argparse.SUPPRESS)
@@ -195,7 +213,7 @@ def _simulated(
             hint = resume_hint(plan, options.plugins)
             print(f"stopped: {finished} of {len(plan.names)} runs are finished; {hint}", file=sys.stderr)
         raise
-    return write(done), failed
+    return write(done, rows=options.tables), failed
 
 
 def _perform(options: argparse.Namespace) -> int:
@@ -226,7 +244,8 @@ def _unwritable(error: OSError, folder: Path) -> SimulationError:
 
 def _run_options(options: argparse.Namespace) -> RunOptions:
     request = ExecutorRequest(options.executor, options.workers, options.address)
-    return RunOptions(request, trackers=tuple(options.track), turn=options.turn)
+    tracked = tuple(options.track)
+    return RunOptions(request, trackers=tracked, turn=options.turn, keep_models=options.keep_models)
 
 
 def _view(missing: Sequence[RunName], plan: ComparisonPlan, options: argparse.Namespace) -> ProgressView:

@@ -37,6 +37,7 @@ _OF_DATA = {
     "data_path": "path",
     "partition": "partition",
     "alpha": "alpha",
+    "device_test_share": "device_test_share",
     **{name: name for name in COLUMN_FLAGS},
 }
 """Flag -> field of the data."""
@@ -60,7 +61,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 def data_values(options: argparse.Namespace) -> dict[str, Any]:
     """The given options of `add_data`, as fields of the data."""
-    values = {field: getattr(options, flag) for flag, field in _OF_DATA.items()}
+    values = {field: getattr(options, flag, None) for flag, field in _OF_DATA.items()}
     return {field: value for field, value in values.items() if value is not None}
 
 

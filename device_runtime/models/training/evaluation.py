@@ -118,7 +118,7 @@ def _values(target: TargetSpec, outputs: Matrix, y: Matrix) -> Evaluation:
         for column, value in zip(target.columns, values, strict=True)
     }
     loss = float(sample_losses(target, own, y).mean(dtype=np.float64))
-    return Evaluation(_r2(off, true), loss, len(y), target.metric, metrics)
+    return Evaluation(r2(off, true), loss, len(y), target.metric, metrics)
 
 
 def _reconstruction(target: TargetSpec, outputs: Matrix, x: Inputs, y: NDArray[Any]) -> Evaluation:
@@ -130,12 +130,12 @@ def _reconstruction(target: TargetSpec, outputs: Matrix, x: Inputs, y: NDArray[A
     metrics = {"threshold": float(np.quantile(errors[normal], target.quantile))}
     if not normal.all():
         metrics["AUROC"] = auroc(errors, ~normal)
-    explained = _r2((outputs[normal] - true).reshape(-1, 1), (true - true.mean(axis=0)).reshape(-1, 1))
+    explained = r2((outputs[normal] - true).reshape(-1, 1), (true - true.mean(axis=0)).reshape(-1, 1))
     loss = float(errors[normal].mean(dtype=np.float64))
     return Evaluation(explained, loss, len(y), target.metric, metrics)
 
 
-def _r2(off: NDArray[np.float64], true: NDArray[np.float64]) -> float:
+def r2(off: NDArray[np.float64], true: NDArray[np.float64]) -> float:
     """The coefficient of determination, 1 - sum of squared errors / sum of squares about the mean.
 
     The mean over the columns; a column that is constant counts as 0.

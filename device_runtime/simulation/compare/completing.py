@@ -22,6 +22,7 @@ from device_runtime.simulation.errors import RunsFailed, SimulationError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, TrainingJob
+from device_runtime.simulation.history.checkpoint import Checkpoint
 from device_runtime.simulation.history.metrics import paper_cost, tally
 from device_runtime.simulation.history.records import AskRecord, RunObserver, SimulatedRound
 from device_runtime.simulation.rounds.callbacks import (
@@ -31,6 +32,7 @@ from device_runtime.simulation.rounds.callbacks import (
     EndedRun,
     StartedRun,
 )
+from device_runtime.simulation.rounds.device_tests import evaluations
 from device_runtime.simulation.rounds.run import Load, ResumeOptions, prepare, simulate
 from device_runtime.simulation.rounds.trackers import tracker_named
 from device_runtime.simulation.scenarios.scenario import Scenario, of_policy
@@ -141,6 +143,8 @@ def _run_elsewhere(
     arguments = ["--executor", request.name, "--workers", str(workers)]
     if request.address:
         arguments += ["--address", request.address]
+    if options.run.keep_models:
+        arguments += ["--keep-models", str(options.run.keep_models)]
     for tracker in options.run.trackers:
         arguments += ["--track", tracker]
     run_all(plan, missing, ProcessOptions(tuple(arguments), parallel, workers, (lock,)), view)
@@ -188,6 +192,7 @@ class RunOptions:
     """The wanted executor.
 
     `callbacks` are called in this process, in this order; then `trackers`, by the names of `tracker_named`.
+    keep_models: keep the model of every so many-th round; 0: of none.
     `load`: as in `prepare`. `turn`: the run's number among those at work, which take the machine's GPUs in
     turn; None: it may use them all.
     """
@@ -197,6 +202,7 @@ class RunOptions:
     trackers: tuple[str, ...] = ()
     load: Load = data_sets.load
     turn: int | None = None
+    keep_models: int = 0
 
 
 class CombinedObserver:
@@ -233,7 +239,7 @@ def perform(
     if how.turn is not None and how.executor.name != "ray":  # a cluster gives its workers their GPUs
         inputs = prepared.inputs
         prepared = replace(prepared, inputs=replace(inputs, engine=in_turn(inputs.engine, how.turn)))
-    files = RunFiles(folder, lineage(own, name.seed))
+    files = RunFiles(folder, lineage(own, name.seed), keep_models=how.keep_models)
     own = prepared.scenario  # with the members of its family
     used: list[str] = []
     try:
@@ -245,8 +251,13 @@ def perform(
             used.append(runner.name)
             return runner
 
+        def keep(newest: Checkpoint) -> None:
+            files.keeper.take(newest)
+            calls.serves(newest.served)
+
         observers = CombinedObserver(calls, files, observer)
-        served = simulate(prepared, executor, observers, ResumeOptions(files.checkpoint, files.keeper.take))
+        served = simulate(prepared, executor, observers, ResumeOptions(files.checkpoint, keep))
+        files.evaluated(evaluations(prepared, served))
         classes = prepared.inputs.bundle.manifest.target.compared == "classes"
         info = RunInfo(
             policy=name.policy,

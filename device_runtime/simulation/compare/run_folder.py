@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from math import nan
@@ -23,11 +24,15 @@ from device_runtime.simulation.executors.job import TrainingJob
 from device_runtime.simulation.history import checkpoint
 from device_runtime.simulation.history.checkpoint import Checkpoint, RunMark
 from device_runtime.simulation.history.metrics import PaperCost
-from device_runtime.simulation.history.records import AskRecord, SimulatedRound
+from device_runtime.simulation.history.records import AskRecord, DeviceEvaluation, SimulatedRound
 from device_runtime.simulation.scenarios.scenario import Scenario
 from device_runtime.strategies.interface.device_half import Update
 
 INFO, ROUNDS, ASKS, SERVED, LOG = "run.json", "rounds.jsonl", "asks.jsonl", "served.safetensors", "log.txt"
+DEVICES = "devices.jsonl"
+"""The file of devices with test samples of their own."""
+MODELS = "models"
+"""The folder of the models of single rounds, where they are kept."""
 GROWING = (ROUNDS, ASKS)
 """The files that grow with the rounds."""
 OF_OLDER_VERSIONS = ("rounds.csv", "asks.csv")
@@ -91,15 +96,18 @@ class RunFiles:
     are removed. `keeper` saves checkpoints.
     """
 
-    def __init__(self, folder: Path, line: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`line` is the run's `lineage`."""
+    def __init__(
+        self, folder: Path, line: str, clock: Callable[[], float] = time.monotonic, keep_models: int = 0
+    ) -> None:
+        """`line` is the run's `lineage`. keep_models: every so many-th round's model is kept; 0: none is."""
         folder.mkdir(parents=True, exist_ok=True)
         before = stopped_run(folder, line)
-        for left in (INFO, SERVED, *OF_OLDER_VERSIONS):
+        for left in (INFO, SERVED, DEVICES, *OF_OLDER_VERSIONS):
             (folder / left).unlink(missing_ok=True)
         if before is None:
             (folder / checkpoint.FILE).unlink(missing_ok=True)
-        self.checkpoint = before
+            shutil.rmtree(folder / MODELS, ignore_errors=True)
+        self.checkpoint, self._keep_models = before, keep_models
         seconds = before.mark.seconds if before and before.mark else 0.0
         self.keeper = CheckpointWriter(folder, line, clock, seconds)
         self._folder = folder
@@ -115,7 +123,20 @@ class RunFiles:
         self._rounds.add(line)
         self._rounds.flush()
         self._asks.flush()
+        if self._keep_models and line.round % self._keep_models == 0 and self.keeper.newest is not None:
+            path = model_path(self._folder, line.round)
+            path.parent.mkdir(exist_ok=True)
+            replace_file(path, save(dict(self.keeper.newest.served)))
         self.keeper.save(GROWING)
+
+    def evaluated(self, devices: Iterable[DeviceEvaluation]) -> None:
+        """Writes a line for each device; no file where there are none."""
+        rows = iter(devices)
+        if (first := next(rows, None)) is None:
+            return
+        with RecordWriter(self._folder / DEVICES) as file:
+            for row in (first, *rows):
+                file.add(row)
 
     def finish(self, served: Tensors, info: RunInfo) -> None:
         """Writes the served model, and last of all that this run is finished.
@@ -131,6 +152,11 @@ class RunFiles:
         """May be called twice."""
         self._rounds.close()
         self._asks.close()
+
+
+def model_path(folder: Path, number: int) -> Path:
+    """The file of the model that round `number` serves, in a run's folder."""
+    return folder / MODELS / f"round-{number:06d}.safetensors"
 
 
 R = TypeVar("R")
@@ -258,14 +284,14 @@ def stopped_run(folder: Path, line: str) -> Checkpoint | None:
 
 
 class CheckpointWriter:
-    """Saves the newest checkpoint every EVERY_S seconds, when the files of its round are written."""
+    """Saves the `newest` checkpoint every EVERY_S seconds, when the files of its round are written."""
 
     def __init__(self, folder: Path, line: str, clock: Callable[[], float], before_s: float = 0.0) -> None:
         """`line`: the run's `lineage`. `before_s`: the real seconds that it took before it was stopped."""
         self._folder, self._line, self._clock = folder, line, clock
         self._began = clock() - before_s
         self._saved = clock()
-        self._newest: Checkpoint | None = None
+        self.newest: Checkpoint | None = None
         self._sizes: dict[str, int] = {}
 
     @property
@@ -275,7 +301,7 @@ class CheckpointWriter:
 
     def take(self, newest: Checkpoint) -> None:
         """Takes the checkpoint that the simulation gives after each round."""
-        self._newest = newest
+        self.newest = newest
 
     def save(self, names: tuple[str, ...]) -> None:
         """Saves the newest checkpoint if it is time; the named files must end with its round."""
@@ -285,10 +311,10 @@ class CheckpointWriter:
 
     def write(self) -> None:
         """Saves the newest checkpoint, if one was taken."""
-        if self._newest is not None:
+        if self.newest is not None:
             self._saved = self._clock()
             mark = RunMark(self._line, self.seconds, self._sizes)
-            checkpoint.save(replace(self._newest, mark=mark), self._folder)
+            checkpoint.save(replace(self.newest, mark=mark), self._folder)
 
 
 def _size(path: Path) -> int:

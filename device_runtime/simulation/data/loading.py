@@ -24,6 +24,7 @@ from device_runtime.simulation import partition
 from device_runtime.simulation.errors import DataSetError, ScenarioError
 from device_runtime.simulation.partition.methods import NOBODY, Ints, Parts, cap
 from device_runtime.strategies.interface.device_half import LocalData
+from device_runtime.strategies.statistics.held_out import mask as held_out_mask
 
 from .dataset import DataSet, check, held_out, limited, numbered_as, of_classes, validated
 from .recordings import cuts_windows
@@ -282,9 +283,21 @@ class Clients:
 
     def of_class(self, label: int) -> Clients:
         """The same devices with only their samples of this class."""
-        among = self.y[self.order] == label
-        ends = np.concatenate([[0], np.cumsum(among)])[self.offsets]
-        return replace(self, order=self.order[among], offsets=ends)
+        return self._among(self.y[self.order] == label)
+
+    def split(self, share: float) -> tuple[Clients, Clients]:
+        """The same devices with what they train on, and with this share of their samples, to test on.
+
+        As a device holds samples out (`held_out.mask`): every 1 / share-th, never all.
+        """
+        masks = [held_out_mask(size, share, f"{part}") for part, size in enumerate(self.sizes().tolist())]
+        tests: NDArray[np.bool_] = np.concatenate([np.empty(0, np.bool_), *masks])
+        return self._among(~tests), self._among(tests)
+
+    def _among(self, chosen: NDArray[np.bool_]) -> Clients:
+        """The same devices with only the chosen ones of their samples, bool (len(order),)."""
+        ends = np.concatenate([[0], np.cumsum(chosen)])[self.offsets]
+        return replace(self, order=self.order[chosen], offsets=ends)
 
     def __len__(self) -> int:
         return self.devices or self.parts

@@ -117,6 +117,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_train: Count | None = None  # a random part of the training samples
     max_test: Count | None = None
     validation_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # of training samples, for evaluation
+    device_test_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # of each device's, for its own test
     generic_samples: Annotated[int, msgspec.Meta(ge=0)] = 0  # held out of training, on no device
     generic_classes: Annotated[int, msgspec.Meta(ge=0)] = 0  # classes of these, drawn by the seed; 0: all
 

@@ -40,6 +40,8 @@ class AskRecord:
     ended.
     forward_passes: compute in F, one forward pass of one sample (thesis 000, A.1).
     epsilon: the privacy spent so far by the device's samples; nan for an update that is not private.
+    norm: how far the update is from its base, the Euclidean length; nan where the aggregator does not measure
+    it: of class means, in sums of masked updates, with a robust rule, and of updates that do not count.
     """
 
     round: int
@@ -64,6 +66,27 @@ class AskRecord:
     train_loss: float
     why: str
     epsilon: float = nan
+    norm: float = nan
+
+
+@dataclass(frozen=True)
+class DeviceEvaluation:
+    """The model that a run serves last, on the test samples of one device's own.
+
+    samples, test_samples: that it trained on, and was tested on.
+    accuracy: or the metric of the bundle's loss; nan without test samples. loss: in the graphs' units.
+    personal_accuracy, personal_loss: with a classifier that the device trained further on its own samples, as
+    `join --personal-head` does; nan where a device would have none.
+    """
+
+    device: str
+    group: str
+    samples: int
+    test_samples: int
+    accuracy: float
+    loss: float
+    personal_accuracy: float = nan
+    personal_loss: float = nan
 
 
 @dataclass(frozen=True)

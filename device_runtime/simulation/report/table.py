@@ -11,6 +11,7 @@ from types import MappingProxyType
 from tabulate import tabulate
 
 from device_runtime.models.bundles.targets import ACCURACY, metric_text
+from device_runtime.models.training.metrics import higher_is_better
 from device_runtime.simulation.compare.equal import LATEST, LESS, EqualRow, EqualTerms
 from device_runtime.simulation.compare.figures import (
     BYTES,
@@ -57,8 +58,8 @@ class TableRow:
 BEST = "of any round's served model; the test samples pick the round, so that chance adds to it"
 
 
-HIGHER = ("AUROC", "F1", "exact match")
-"""Further metrics of which the highest value is the best; of errors it is the lowest."""
+HIGHER, LOWER = ("AUROC", "F1", "exact match"), ("RMSE", "MAE", "threshold")
+"""Further metrics of a loss of which the highest, or the lowest, value is the best; of each column, too."""
 
 
 def measures(at: ComparisonTerms) -> tuple[TableRow, ...]:
@@ -78,7 +79,7 @@ def measures(at: ComparisonTerms) -> tuple[TableRow, ...]:
         TableRow("final_acc", f"final {metric}", last, units, 1),
         TableRow("best_acc", f"best {metric} (test)", BEST, units, 1),
         *(
-            TableRow(final_name(name), f"final {name}", last, PLAIN, 1 if name in HIGHER else -1)
+            TableRow(final_name(name), f"final {name}", last, PLAIN, _which_is_best(name))
             for name in at.metrics
         ),
         TableRow("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
@@ -103,6 +104,14 @@ def measures(at: ComparisonTerms) -> tuple[TableRow, ...]:
         TableRow("train_time_s", "local training", "of all devices together", TIMES),
         TableRow("forward_passes", "compute", passes, PASSES, -1),
     )
+
+
+def _which_is_best(metric: str) -> int:
+    """As `TableRow.best`, of a further metric; 0 for one of the user's own."""
+    higher = higher_is_better(metric)
+    if metric in HIGHER or higher:
+        return 1
+    return -1 if higher is False or metric.startswith(LOWER) else 0
 
 
 def metric_units(metric: str) -> Units:

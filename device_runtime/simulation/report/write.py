@@ -36,6 +36,7 @@ from device_runtime.simulation.scenarios.scenario import of_policy
 
 from . import accuracy, canvas, participation, table
 from .canvas import ComparedRuns, Drawing, read_comparison
+from .devices import cell, device_table, update_table
 
 PICTURES: Mapping[str, Callable[[ComparedRuns], Drawing | None]] = {
     "accuracy": accuracy.over_time,
@@ -187,10 +188,11 @@ def everything(compared: ComparedRuns) -> dict[str, object]:
     return {**all_figures(compared), "failed": compared.plan.without, "runs": runs}
 
 
-def write(plan: ComparisonPlan, folder: Path | None = None) -> WrittenReport:
+def write(plan: ComparisonPlan, folder: Path | None = None, rows: bool = False) -> WrittenReport:
     """Writes report.html, rounds.csv and summary.json into `folder`, or the plan's.
 
-    Raises SimulationError when a run is not finished.
+    rows: also devices.csv and updates.csv, with a row for each device and update. Raises SimulationError when
+    a run is not finished.
     """
     compared, folder = read_comparison(plan), folder or plan.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -201,23 +203,17 @@ def write(plan: ComparisonPlan, folder: Path | None = None) -> WrittenReport:
     report.page.write_text(text, "utf-8")
     (folder / "summary.json").write_text(f"{_json(everything(compared))}\n", "utf-8")
     with (folder / "rounds.csv").open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
+        lines = csv.writer(file, lineterminator="\n")
         names = [field.name for field in fields(SimulatedRound)]
-        rows.writerow(("policy", "seed", *names))
+        lines.writerow(("policy", "seed", *names))
         for run in compared.runs:
             for line in run.rounds:
-                cells = [_cell(getattr(line, name)) for name in names]
-                rows.writerow((run.name.policy, run.name.seed, *cells))
+                cells = [cell(getattr(line, name)) for name in names]
+                lines.writerow((run.name.policy, run.name.seed, *cells))
+    if rows:
+        device_table(plan, plan.names).to_csv(folder / "devices.csv")
+        update_table(plan, plan.names).to_csv(folder / "updates.csv")
     return report
-
-
-def _cell(value: object) -> object:
-    """A value of a round in CSV: nan is empty; tuples and dicts are in one cell, joined by spaces."""
-    if isinstance(value, tuple):
-        return " ".join(str(_cell(item)) for item in value)
-    if isinstance(value, dict):
-        return " ".join(f"{name}={item}" for name, item in value.items())
-    return "" if value != value else value
 
 
 @dataclass(frozen=True)

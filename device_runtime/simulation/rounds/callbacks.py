@@ -10,6 +10,9 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.executors.job import TrainingJob
@@ -55,6 +58,7 @@ class ClosedRound:
     energy_j, bytes_up, bytes_down: of all devices whose part in a round ended in this one.
     contributions: the number of updates that count, by kind of update.
     record: all figures of the round, as in the run's rounds.csv.
+    metrics: further metrics of the served model, by name.
     """
 
     number: int
@@ -69,9 +73,20 @@ class ClosedRound:
     bytes_down: int
     contributions: Mapping[str, int]
     record: SimulatedRound
+    served: Tensors = field(default_factory=lambda: NO_TENSORS, repr=False, compare=False)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return self.record.eval_metrics
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """A copy of the model that the round serves: its tensors by name. `served` are the same, uncopied."""
+        return {name: np.array(value) for name, value in self.served.items()}
 
     @classmethod
-    def of(cls, record: SimulatedRound, contributions: Mapping[str, int]) -> ClosedRound:
+    def of(
+        cls, record: SimulatedRound, contributions: Mapping[str, int], served: Tensors = NO_TENSORS
+    ) -> ClosedRound:
         return cls(
             number=record.round,
             seconds=record.closed_s,
@@ -85,6 +100,7 @@ class ClosedRound:
             bytes_down=record.bytes_down,
             contributions=dict(contributions),
             record=record,
+            served=served,
         )
 
 
@@ -152,7 +168,10 @@ class Callback:
         """A run starts or resumes."""
 
     def on_update(self, job: TrainingJob, update: Update) -> None:
-        """A device has trained an update that counts; its tensors are valid during the call only."""
+        """A device has trained an update that counts; its tensors are valid during the call only.
+
+        `update.device` is the device's name, `job.device` its number in the fleet.
+        """
 
     def on_round(self, round: ClosedRound) -> None:  # noqa: A002
         """A round is closed. A resumed run reports only its new rounds."""
@@ -170,6 +189,11 @@ class CallbackObserver:
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
         self._counted: Counter[str] = Counter()
+        self._served: Tensors = NO_TENSORS
+
+    def serves(self, served: Tensors) -> None:
+        """Takes the model that the round serves which closes next; it is not copied."""
+        self._served = served
 
     def started(self, run: StartedRun) -> None:
         self._call("on_run_start", run)
@@ -181,7 +205,7 @@ class CallbackObserver:
         self._call("on_update", job, update)
 
     def closed(self, line: SimulatedRound) -> None:
-        closed, self._counted = ClosedRound.of(line, +self._counted), Counter()
+        closed, self._counted = ClosedRound.of(line, +self._counted, self._served), Counter()
         self._call("on_round", closed)
 
     def ended(self, result: EndedRun) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from math import nan
@@ -23,6 +23,7 @@ from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.training.evaluation import evaluate, evaluate_outputs, sample_losses
 from device_runtime.models.training.heads import Evaluation
+from device_runtime.models.training.metrics import FurtherMetrics
 from device_runtime.simulation.clock.sampling import PendingUpdate
 from device_runtime.simulation.data import DataSet
 from device_runtime.simulation.data.loading import prepared_targets
@@ -139,7 +140,8 @@ class ModelState:
             if why := merge.failures.get((flight.device, flight.kind)):
                 refuse(flight.device, why)
             else:
-                self.ledger.ended(flight, "counted", now, into=number, update=update)
+                norm = merge.norms.get((flight.device, flight.kind), nan)
+                self.ledger.ended(flight, "counted", now, into=number, update=update, norm=norm)
         if note:
             log.warning("round %d: %s", number, note)
         self.served, self._carried, self._closed_form = merged.served, merged.carried, merged.closed_form
@@ -185,7 +187,7 @@ class ModelState:
                 self.ledger.ended(flight, "refused", now, why=why)
                 continue
             self._memories |= left
-            self._tools.watch.trained(job, sent)
+            self._tools.watch.trained(job, replace(sent, device=job.name))
             yield flight, self._tools.sums.bounded(sent, flight, base) if self._tools.sums else sent
 
     def _as_sent(
@@ -286,13 +288,21 @@ class RoundEvaluator:
     """
 
     def __init__(
-        self, bundle: Bundle, data: DataSet, every: int, rounds: int, engine: EngineSettings = ON_CPU
+        self,
+        bundle: Bundle,
+        data: DataSet,
+        every: int,
+        rounds: int,
+        engine: EngineSettings = ON_CPU,
+        metrics: Sequence[str] = (),
     ) -> None:
-        """`engine`: that of the fleet; on a GPU the models are evaluated there too.
+        """`engine`: that of the fleet; on a GPU the models are evaluated there too. metrics: further ones.
 
-        Raises TensorError for samples of another shape, ScenarioError for targets that do not fit.
+        Raises TensorError for samples of another shape, ScenarioError for targets that do not fit,
+        MetricError.
         """
         self._every, self._rounds = every, rounds
+        self._metrics = FurtherMetrics(metrics, bundle.manifest.target)
         if not every:
             return
         manifest = bundle.manifest
@@ -315,6 +325,8 @@ class RoundEvaluator:
             crossed = _better_on_other_half(outputs, base_outputs, scores[1] - scores[0])
             evaluation = evaluate_outputs(self._target, crossed, self._x, self._y)
             better = replace(self._figures(evaluation, crossed), **base_figures)
+            of_own = of_base if of_base.eval_acc > figures.eval_acc else figures
+            better = replace(better, eval_metrics={**of_own.eval_metrics, **better.eval_metrics})
         return replace(figures, **base_figures, better=better)
 
     def _measured(self, weights: Tensors) -> tuple[RoundFigures, NDArray[np.float32]]:
@@ -322,8 +334,12 @@ class RoundEvaluator:
         self._model.load(weights)
         outputs = self._model.logits(self._x)
         if self._target.own:
-            return self._figures(evaluate(self._model, self._x, self._y), outputs), outputs
-        return self._figures(evaluate_outputs(self._target, outputs, self._x, self._y), outputs), outputs
+            evaluation = evaluate(self._model, self._x, self._y)
+        else:
+            evaluation = evaluate_outputs(self._target, outputs, self._x, self._y)
+        figures = self._figures(evaluation, outputs)
+        more = self._metrics.of_model(self._model, self._x, self._y)
+        return replace(figures, eval_metrics={**figures.eval_metrics, **more}), outputs
 
     def _scores(self, outputs: NDArray[np.float32]) -> NDArray[Any]:
         """How good the outputs for each sample are, (n,): right or not, or less the loss of a normal one."""
@@ -343,7 +359,7 @@ class RoundEvaluator:
             evaluation.eval_loss,
             eval_acc_by_class=by_class,
             metric=evaluation.metric,
-            eval_metrics=evaluation.metrics,
+            eval_metrics={**evaluation.metrics, **self._metrics.of_outputs(outputs, self._x, self._y)},
         )
 
 

@@ -75,8 +75,9 @@ class RunLedger:
         into: int = 0,
         update: Update | None = None,
         why: str = "",
+        norm: float = nan,
     ) -> None:
-        """Ends a device's part in a round. `into`: the round that its `update` counts in."""
+        """Ends a device's part in a round. `into`: the round that its `update`, `norm` long, counts in."""
         if self._open <= self._replayed and fate != "unheard":  # of these a stopped run has recorded none
             return
         line, outcome = flight.line, flight.line.outcome
@@ -104,6 +105,7 @@ class RunLedger:
             train_loss=nan if update is None else update.train_loss,
             why=why or "; ".join(outcome.reasons),
             epsilon=outcome.epsilon,
+            norm=norm,
         )
         self._ended.append(ask)
         self._watch.asked(ask)

@@ -24,6 +24,7 @@ from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.networks.own import absolute
+from device_runtime.models.training.metrics import FurtherMetrics
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.sampling import DeviceSampler, FleetInputs
@@ -47,7 +48,8 @@ from .simulation_loop import SimulationLoop
 class PreparedRun:
     """A scenario with everything drawn for one seed.
 
-    `generic` are the samples of the generic set, which no device holds.
+    `generic` are the samples of the generic set, which no device holds. `test_parts` are the devices' own
+    test samples, on which they do not train; None where they have none.
     """
 
     scenario: Scenario
@@ -55,6 +57,7 @@ class PreparedRun:
     inputs: ExecutorInputs
     data: DataSet
     generic: LocalData | None = None
+    test_parts: Clients | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,9 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
     if scenario.own_loss and not (target := bundle.manifest.target).own:
         says = f"bundle {bundle.manifest.name} has loss {target.description}"
         raise ScenarioError(f"own_loss is {scenario.own_loss}, but {says}: leave it out")
+    if tables := FurtherMetrics(scenario.task.metrics, bundle.manifest.target).tables:
+        why = "is a table, which rounds do not have: `evaluate` of a finished run gives it"
+        raise ScenarioError(f"metric {tables[0]} {why}")
     try:
         family = open_family(scenario.task, bundle)
         scenario = _with_members(scenario, tuple(family))
@@ -94,7 +100,9 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
     fleet = scenario.fleet.draw(scenario.devices, seed)
     parts = data_sets.divide_fleet(data, scenario.data, fleet)
     y = prepared_targets(data, bundle.manifest, data.train_y)
-    clients = Clients.of(data.train_x, y, parts)
+    clients, test_parts = Clients.of(data.train_x, y, parts), None
+    if scenario.data.device_test_share:
+        clients, test_parts = clients.split(scenario.data.device_test_share)
     if bundle.manifest.target.compared == "input":  # anomalies are evaluated, not trained on
         clients = clients.of_class(0)
     own = absolute(scenario.module), absolute(scenario.own_loss)
@@ -102,7 +110,7 @@ def prepare(scenario: Scenario, seed: int, load: Load = data_sets.load) -> Prepa
         scenario.engine, scenario.precision, device=scenario.place, module=own[0], loss=own[1]
     )
     inputs = ExecutorInputs(bundle, clients, engine, family)
-    return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle))
+    return PreparedRun(scenario, seed, inputs, data, _generic(scenario, data, bundle), test_parts)
 
 
 def _with_members(scenario: Scenario, names: tuple[str, ...]) -> Scenario:
@@ -166,7 +174,9 @@ def simulate(
         scenario.fleet.draw(scenario.devices, seed), inputs.clients, manifests, scenario.slow
     )
     ledger = RunLedger(observer, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
-    evaluate = RoundEvaluator(inputs.bundle, prepared.data, scenario.eval_every, task.rounds, inputs.engine)
+    evaluate = RoundEvaluator(
+        inputs.bundle, prepared.data, scenario.eval_every, task.rounds, inputs.engine, task.metrics
+    )
     trains = executor(inputs)
     try:
         sums = SimulatedSums.of(task, inputs.clients, manifests)

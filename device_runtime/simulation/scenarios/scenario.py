@@ -18,7 +18,7 @@ from device_runtime.aggregator.tasks.kind_settings import with_usual
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task, check_effect
-from device_runtime.content import content, explained, near, read_toml
+from device_runtime.content import content, explained, near, read_toml, source_near
 from device_runtime.device.selection.choose import RICHEST, ChoicePolicy
 from device_runtime.models.available_engines.available import AUTO, ENGINES
 from device_runtime.models.bundles.names import TRAINING_PRECISIONS
@@ -114,8 +114,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def own_code(self) -> tuple[str, ...]:
-        """The sources of the user's code that engine torch runs."""
-        return tuple(source for source in (self.module, self.own_loss) if source)
+        """The sources of the user's code: what engine torch runs, and metrics."""
+        metrics = (source for source in self.task.metrics if ":" in source)
+        return (*(source for source in (self.module, self.own_loss) if source), *metrics)
 
     def json(self) -> bytes:
         """Canonical JSON: equal scenarios give equal bytes, also after tasks and data gain new settings."""
@@ -133,7 +134,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             del group["members"]
         if not self.fleet.redrawn:
             del whole["fleet"]["redrawn"]
-        for newer in ("groups", "validation_share", "client_level", "feature_columns", "client_column"):
+        for newer in _NEWER_OF_DATA:
             if not whole["data"][newer]:
                 del whole["data"][newer]
         for newer in ("choose", "module", "own_loss"):
@@ -153,6 +154,15 @@ _ALWAYS = frozenset({
 })  # fmt: skip
 """Settings of a task that are written even at their defaults. Newer settings are written only where they
 differ, so that runs finished before these existed still count as finished."""
+_NEWER_OF_DATA = (
+    "client_column",
+    "client_level",
+    "device_test_share",
+    "feature_columns",
+    "groups",
+    "validation_share",
+)
+"""Settings of the data that are written only where they are given, for the same reason."""
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
@@ -223,14 +233,15 @@ def _scenario_of(table: Mapping[str, Any], beside: Path) -> Scenario:
     check_effect(task)
     for key in ("module", "own_loss"):
         if isinstance(source := parts.get(key), str):
-            file, colon, name = source.rpartition(":")
-            parts[key] = f"{near(beside, file)}{colon}{name}" if file.endswith(".py") else source
+            parts[key] = source_near(beside, source)
     if "masks" in task:
         task["masks"] = stand_in_helpers(task["masks"])
     if "kinds" in task:
         task["kinds"] = with_usual(task["kinds"])
     if isinstance(task.get("family"), list):
         task["family"] = [near(beside, path) for path in task["family"]]
+    if isinstance(task.get("metrics"), list):
+        task["metrics"] = [source_near(beside, source) for source in task["metrics"]]
     return msgspec.convert({**parts, "fleet": spec, "data": data, "task": task}, Scenario)
 
 

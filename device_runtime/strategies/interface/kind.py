@@ -90,11 +90,13 @@ class ClassStatistics:
     hold_out: Annotated[
         float,
         Setting(
-            "Share of its samples that a device does not train on, to compare the closed-form head with the "
-            "trained one; 0: none.",
+            "Share of its samples that a device does not train on, to test the served model and compare the "
+            "closed-form head with the trained one; 0: none.",
             0.1,
             at_least=0,
             at_most=0.5,
+            flag="held-out",
+            metavar="SHARE",
         ),
     ] = 0.0
 

@@ -32,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from math import inf, sqrt
+from math import hypot, inf, sqrt
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
@@ -159,14 +159,18 @@ class LengthBounds:
         if "_file" in self.__dict__:
             self._file.close()
 
-    def add(self, update: Update, weight: float, compared: Compared, again: Read | None = None) -> None:
-        """Let an update wait. `again` reads it once more; None: it is kept in a file. Raises OSError."""
+    def add(self, update: Update, weight: float, compared: Compared, again: Read | None = None) -> float:
+        """Let an update wait; returns its length over all groups.
+
+        `again` reads it once more; None: it is kept in a file. Raises OSError.
+        """
         content = compared.comparable(update).tensors
         lengths = {group: change_length(content, starts) for group, starts in compared.parts(content).items()}
         form = variant_named(compared.kind, update.variant)
         epochs = int(getattr(form, "epochs", 1))
         read = again or self._waiting_where_it_is(update) or self._stored(update)
         self._waiting.append(WaitingUpdate(read, compared, weight, epochs, lengths))
+        return hypot(*lengths.values())
 
     def _waiting_where_it_is(self, update: Update) -> Read | None:
         """Lets tensors wait on the processor that trained them, as long as there is room."""

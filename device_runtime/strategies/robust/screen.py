@@ -49,6 +49,7 @@ class Screen:
     """Screens one round's updates before `folding`.
 
     failures: why own code could not go on with an update that was left out, by device and kind.
+    norms: how far updates are from their base, by device and kind, where they are compared by their length.
 
     A context manager: temporary files are deleted at its end.
     """
@@ -79,6 +80,7 @@ class Screen:
         self._statistics = StatisticsOfDevices(scratch, self._note)
         self._bounds = LengthBounds(folding.remembered(lengths.MEMORY), scratch)
         self.failures: dict[tuple[str, str], str] = {}
+        self.norms: dict[tuple[str, str], float] = {}
 
     def __enter__(self) -> Screen:
         return self
@@ -105,7 +107,7 @@ class Screen:
             if (compared := self._compared(update)) is None:
                 self._folding.add(update, weight)
             else:
-                self._bounds.add(update, weight, compared, again)
+                self.norms[device, update.kind] = self._bounds.add(update, weight, compared, again)
             return
         if sent is not None:
             self._statistics.add(sent, update)

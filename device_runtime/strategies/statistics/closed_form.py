@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ from device_runtime.strategies.directions.directions import Projection
 from device_runtime.strategies.interface.device_half import NO_TENSORS, Late, Update
 from device_runtime.strategies.interface.kind import ClassStatistics
 
-from . import bounds, class_statistics, columns
+from . import bounds, class_statistics, columns, held_out
 from .bounds import StatisticsBounds
 from .class_statistics import Statistics, StatisticsFile, StatisticsSource
 from .class_sums import ClassSums, scale_in
@@ -73,6 +74,8 @@ class StatisticsPool:
     weight: w.
     samples: nbar, the mean over `rounds` rounds.
     usual: the usual numbers of the last rounds, which bound those to come (`bounds`).
+    held_out: of the last round alone, the samples that devices held out, and on how many of them the model
+    was right that the round before served; float64 (2,).
     """
 
     statistics: Statistics
@@ -83,6 +86,7 @@ class StatisticsPool:
     samples: float = 0.0
     rounds: int = 0
     usual: NDArray[np.float64] = field(default_factory=bounds.no_rounds)
+    held_out: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
 
     @classmethod
     def of(cls, memory: Tensors, labels: int, projection: Projection, targets: int = 0) -> StatisticsPool:
@@ -121,6 +125,7 @@ class StatisticsPool:
             "mean_free": np.array(self.of_means.free, np.float64),
             "scalars": np.array([self.weight, self.samples, self.rounds], np.float64),
             "projection": np.array(_numbers(self.projection), np.int64),
+            **({"held_out": self.held_out} if self.held_out[0] else {}),
             **{_EXTRACTOR + name: value for name, value in self.extractor.items()},
         }
 
@@ -226,6 +231,16 @@ def _margins(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return own - rivals
 
 
+def held_out_accuracy(memory: Tensors) -> tuple[float, int]:
+    """The accuracy on samples that the last round's devices held out, 0 to 1, and their number.
+
+    It is that of the model that the round before served. `memory` is what `StatisticsPool.kept` wrote; nan
+    and 0 where no device held samples out, and where the loss is not of classes.
+    """
+    samples, right = memory.get("held_out", np.zeros(2)).tolist()
+    return (right / samples, int(samples)) if samples else (nan, 0)
+
+
 def rarest_classes(memory: Tensors) -> tuple[int, ...]:
     """Labels of the rarest classes, fewest samples first; `memory` is what `StatisticsPool.kept` wrote."""
     if not memory:
@@ -306,4 +321,8 @@ class RoundStatistics:
             if weight
         ]
         after = pool.after(total, _mean(parts), of_means.scatter()) if parts else pool
-        return replace(after, usual=limits.rounds), limits.note
+        counted = np.zeros(2)
+        if self._manifest.target.compared == "classes":  # others count of two models which is the nearer one
+            served = 2 if held_out.trained_is_better(pool.statistics.right) else 1
+            counted = total.right[[0, served]]
+        return replace(after, usual=limits.rounds, held_out=counted), limits.note

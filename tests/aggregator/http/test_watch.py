@@ -62,6 +62,16 @@ def test_figures_are_summed_by_kind_and_what_was_not_measured_is_null(clock):
     assert watch.live().online == 0
 
 
+def test_accuracy_on_what_devices_held_out_is_a_figure_of_its_own(clock):
+    watch = TaskWatch("digits", clock)
+    figures = replace(closed(1).record, held_out_acc=0.75, held_out_samples=24)
+    watch(Started(TASK, "r", True, (replace(closed(1), record=figures), closed(2))))
+    first, second = watch.rounds().rounds
+    assert (first.accuracy, first.held_out_accuracy, first.held_out_samples) == (None, 0.75, 24)
+    assert (second.held_out_accuracy, second.held_out_samples) == (None, 0)
+    assert (watch.live().held_out_accuracy, watch.live().held_out_samples) == (None, 0)
+
+
 def test_a_device_of_which_nothing_is_wanted_rests(clock):
     watch = TaskWatch("digits", clock)
     watch(RoundOpened(2, ("full",), 60.0))

@@ -24,7 +24,7 @@ from device_runtime.aggregator.machine.run_events import (
 )
 from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.aggregator.views.console_log import ConsoleLog, energy_from, size, summary
+from device_runtime.aggregator.views.console_log import ConsoleLog, energy_from, judged, size, summary
 from device_runtime.aggregator.views.terminal import TerminalState, sparkline
 
 TASK = Task(bundle="b", name="digits", rounds=2)
@@ -82,6 +82,15 @@ def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
         "round 1 of 2: accuracy 50.0%, loss 1.250, 1 full, 12.3 kB up, 950 B down, 2 J modelled, 3.0 s",
     ]
     assert lines[3].split()[:3] == ["round", "accuracy", "loss"]
+
+
+def test_without_evaluation_data_the_line_has_what_devices_held_out_and_says_so():
+    record = replace(closed(4, nan).record, held_out_acc=0.9125, held_out_samples=240)
+    line = summary(replace(closed(4), record=record))
+    assert line.startswith("accuracy 91.2% of 240 held out by devices (the model of round 3), loss 1.250")
+    assert judged(record) == "91.2% of 240 held out"
+    assert judged(replace(record, eval_acc=0.5)) == "50.0%"
+    assert judged(closed(4, nan).record) == "-"
 
 
 def test_a_private_round_says_the_most_that_any_device_has_spent():

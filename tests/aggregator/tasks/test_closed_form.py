@@ -1,6 +1,7 @@
 """Class statistics on their way through the service: refused, kept, pooled, and served or not."""
 
 import logging
+from math import isnan
 
 import msgspec
 import numpy as np
@@ -229,6 +230,9 @@ def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task
     why = "of 24 held-out samples 3 right with the closed-form head, 9 with the trained one, which is served"
     assert [entry.note for entry in closed] == ["", why, ""]
     records = [entry.record for entry in closed]
+    held_out = [(record.held_out_acc, record.held_out_samples) for record in records[1:]]
+    assert held_out == [(3 / 24, 24), (4 / 24, 24)]  # of that head, as served, then of the base
+    assert isnan(records[0].held_out_acc) and records[0].held_out_samples == 0
     assert records[1].eval_acc == records[1].base_eval_acc
     assert records[0].eval_acc != records[0].base_eval_acc
     aside = read(b.store.models.get(b.offer.aside))
@@ -242,5 +246,5 @@ def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task
 def test_where_nothing_compares_the_two_heads_the_log_says_so(bench, make_task, caplog, settings):
     caplog.set_level(logging.INFO)
     bench(make_task(FULL, FEW_SHOT, **{"head": "closed-form", **settings}))
-    is_logged = "set eval_data or statistics.hold_out" in caplog.text
+    is_logged = "eval_data or statistics.hold_out" in caplog.text
     assert is_logged is (settings == {})

@@ -349,3 +349,16 @@ def test_devices_may_keep_their_samples_of_one_class_alone():
     expected = [part[data.train_y[part] == 0].tolist() for part in parts]
     assert [normal.indices(device).tolist() for device in range(40)] == expected
     assert [] in expected
+
+
+def test_devices_keep_a_share_of_their_samples_for_their_own_test():
+    data = load(DataSpec(), 0)
+    parts = divide(data, DataSpec(samples_per_client=30), 40, 3)
+    clients = loading.Clients.of(data.train_x, data.train_y, [*parts, parts[0][:1]])
+    training, test = clients.split(0.2)
+    assert len(training) == len(test) == 41
+    assert training.sizes().tolist() == [24] * 40 + [1]  # never all: a single sample trains
+    assert test.sizes().tolist() == [6] * 40 + [0]
+    for device in range(41):
+        both = np.concatenate([training.indices(device), test.indices(device)])
+        assert sorted(both.tolist()) == sorted(clients.indices(device).tolist())

@@ -10,7 +10,7 @@ export function tiles(live) {
   const figures = [
     ["round", `${live.round} of ${live.rounds}`],
     ["devices online", `${count(live.online)} of ${count(live.devices)}`],
-    [live.metric, metric(live.metric)(live.accuracy)],
+    heldOut(live) ? [`${live.metric} on ${count(live.held_out_samples)} samples held out by devices`, metric(live.metric)(live.held_out_accuracy)] : [live.metric, metric(live.metric)(live.accuracy)],
     ...Object.entries(live.metrics).map(([name, value]) => [name, plain(value)]),
     ["loss", plain(live.loss)],
     ["up, all rounds", bytes(live.bytes_up)],
@@ -19,6 +19,9 @@ export function tiles(live) {
   ];
   byId("tiles").replaceChildren(...figures.map(([name, value]) => h("dl", { class: "tile" }, h("dt", {}, name), h("dd", {}, value))));
 }
+
+/** Whether the model is judged on samples that devices held out, as there are no evaluation data. */
+const heldOut = (entry) => entry.accuracy === null && entry.held_out_accuracy !== null;
 
 export function round(live, kinds) {
   const now = Date.now() / 1000;
@@ -56,7 +59,7 @@ export function charts(rounds, kinds) {
   const measured = (series) => series.filter((curve) => curve.values.some((value) => value !== null));
   const byKind = (pick) => kinds.map((kind) => ({ name: kind, colour: colour(kind, kinds), values: rounds.map((entry) => (entry.kinds[kind] ? pick(entry.kinds[kind]) : null)) })).filter((entry) => entry.values.some((value) => value !== null));
   const judged = rounds.findLast((entry) => entry.accuracy !== null) ?? rounds[0];
-  const accuracy = measured([line(judged.metric, 0, (entry) => entry.accuracy)]);
+  const accuracy = measured([line(judged.metric, 0, (entry) => entry.accuracy), line("on samples held out by devices, of the round before", 1, (entry) => entry.held_out_accuracy)]);
   const further = Object.keys(judged.metrics).map((name) => lines(name, numbers, [line(name, 0, (entry) => entry.metrics[name] ?? null)], plain));
   const losses = measured([line("served model", 0, (entry) => entry.loss), line("in training", 1, (entry) => entry.train_loss)]);
   const each = (name) => (figures) => figures[name] / figures.contributions;
