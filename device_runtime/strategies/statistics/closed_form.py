@@ -322,7 +322,7 @@ class RoundStatistics:
         ]
         after = pool.after(total, _mean(parts), of_means.scatter()) if parts else pool
         counted = np.zeros(2)
-        if self._manifest.target.compared == "classes":  # others count of two models which is the nearer one
+        if not self._manifest.columns:  # of columns, devices count which of two models is the nearer one
             served = 2 if held_out.trained_is_better(pool.statistics.right) else 1
             counted = total.right[[0, served]]
         return replace(after, usual=limits.rounds, held_out=counted), limits.note
