@@ -92,7 +92,7 @@ class SimulatedRun:
         return round_columns(self.rounds)
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def kept_rounds(self) -> tuple[int, ...]:
         """The rounds whose models were kept (`keep_models`)."""
         return tuple(line.round for line in self.rounds if model_path(self.folder, line.round).exists())
 
@@ -102,9 +102,9 @@ class SimulatedRun:
         round: that served it (`keep_models`). Raises SimulationError.
         """
         path = self.folder / SERVED if round is None else model_path(self.folder, round)
-        if round is not None and round not in self.kept:
-            kept = ", ".join(map(str, self.kept)) or "none: run it with keep_models=1"
-            raise SimulationError(f"the model of round {round} was not kept; kept are {kept}")
+        if round is not None and round not in self.kept_rounds:
+            numbers = ", ".join(map(str, self.kept_rounds)) or "none: run it with keep_models=1"
+            raise SimulationError(f"the model of round {round} was not kept; kept are {numbers}")
         try:
             return tensors.decode(path.read_bytes())
         except OSError as error:
@@ -125,11 +125,11 @@ class SimulatedRun:
             task = msgspec.structs.replace(scenario.task, metrics=())
             prepared = prepare(msgspec.structs.replace(scenario, task=task), self.seed)
             bundle, data = prepared.inputs.bundle, prepared.data
-            wanted = FurtherMetrics(sources, bundle.manifest.target)
+            further = FurtherMetrics(sources, bundle.manifest.target)
             model = open_model(bundle)
             model.load(self.weights(round))
             x = bundle.manifest.input.prepare(data.test_x)
-            return wanted.of(model, x, prepared_targets(data, bundle.manifest, data.test_y))
+            return further.of(model, x, prepared_targets(data, bundle.manifest, data.test_y))
 
 
 class ComparedFolders:
@@ -278,8 +278,8 @@ class SimulationResult(ComparedFolders):
         names = self._compared.plan.names
         chosen = [name for name in names if policy in (None, name.policy) and seed in (None, name.seed)]
         if not chosen:
-            wanted = f"policy {policy!r}" if seed is None else f"{policy or 'any policy'} with seed {seed}"
-            raise SimulationError(f"there is no run of {wanted}; there are {', '.join(map(str, names))}")
+            which = f"policy {policy!r}" if seed is None else f"{policy or 'any policy'} with seed {seed}"
+            raise SimulationError(f"there is no run of {which}; there are {', '.join(map(str, names))}")
         return chosen
 
     def _text(self, width: int | None) -> str:

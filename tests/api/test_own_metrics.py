@@ -67,7 +67,7 @@ def test_any_metric_of_a_finished_run_can_be_asked_for(watched):
 def test_every_second_model_is_kept(watched):
     result, watch = watched
     run = result.run("few-shot")
-    assert run.kept == (2,)
+    assert run.kept_rounds == (2,)
     for round_, weights in ((2, run.weights(2)), (3, run.weights())):
         assert all(np.array_equal(weights[name], value) for name, value in watch.weights[round_ - 1].items())
     with pytest.raises(SimulationError, match=r"the model of round 3 was not kept; kept are 2"):

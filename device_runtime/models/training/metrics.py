@@ -98,8 +98,8 @@ def _auroc(of: Predictions) -> float:
     scores = of.logits if is_flags else log_softmax(of.outputs)
     true = of.y > 0 if is_flags else of.y[:, None] == np.arange(scores.shape[1])
     areas = [auroc(scores[:, place], true[:, place]) for place in range(scores.shape[1])]
-    known = [area for area in areas if area == area]
-    return float(np.mean(known)) if known else float("nan")
+    measured = [area for area in areas if area == area]
+    return float(np.mean(measured)) if measured else float("nan")
 
 
 def _flags_f1(of: Predictions) -> float:

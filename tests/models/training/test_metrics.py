@@ -78,17 +78,17 @@ def test_a_metric_that_is_unknown_or_does_not_fit_says_which_do():
 
 
 def test_a_function_gets_predictions_and_targets_in_original_units():
-    seen = []
+    calls = []
 
     def largest(outputs, y):
-        seen.append((outputs, y))
+        calls.append((outputs, y))
         return np.abs(outputs - y).max()
 
     y = PRICES.prepare(np.array([[10.0, 2.0], [14.0, 2.5]]))
     with metric_source(largest) as source:
         figures = FurtherMetrics([source], PRICES).of_outputs(y + np.float32(0.5), X[:2], y)
     assert figures == {"largest": pytest.approx(2.0)}  # half of price's deviation of 4
-    assert seen[0][1].tolist() == [[10.0, 2.0], [14.0, 2.5]]
+    assert calls[0][1].tolist() == [[10.0, 2.0], [14.0, 2.5]]
 
 
 def test_a_function_may_evaluate_in_its_own_way():
