@@ -132,7 +132,7 @@ class ProcessMetrics:
         )
         gauge(
             "held_out_accuracy",
-            "Accuracy on samples that the last round's devices held out, of the model served before.",
+            "Accuracy on samples that the last round's devices held out, of the head served before.",
             lambda: live().held_out_accuracy,
         )
         gauge("held_out_samples", "The number of these samples.", lambda: live().held_out_samples)

@@ -113,8 +113,8 @@ class RoundStatus:
     """A closed round. `accuracy` and `loss` are of the served model, `base_accuracy` of the next base.
 
     `closed_at`: seconds since 1970. `metric` names what `accuracy` is; `metrics` has further ones by name.
-    `held_out_accuracy` is on `held_out_samples` samples that the round's devices held out, of the model that
-    the round before served.
+    `held_out_accuracy` is on `held_out_samples` samples that the round's devices held out, of the head that
+    the round before served (`held_out_head`: "closed-form" or "trained"), on the base of this round.
     """
 
     round: int
@@ -135,6 +135,7 @@ class RoundStatus:
     metrics: dict[str, float] = field(default_factory=dict)
     held_out_accuracy: float | None = None
     held_out_samples: int = 0
+    held_out_head: str = ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class TaskStatus:
     contributions: of the open round, by kind.
     not_counted: the number of contributions that were late, refused or duplicates.
     metric: the name of the metric that accuracy is; metrics: further ones, by name.
-    held_out_accuracy, held_out_samples: as in `RoundStatus`, of the last closed round.
+    held_out_accuracy, held_out_samples, held_out_head: as in `RoundStatus`, of the last closed round.
     """
 
     task: str
@@ -178,6 +179,7 @@ class TaskStatus:
     metrics: dict[str, float] = field(default_factory=dict)
     held_out_accuracy: float | None = None
     held_out_samples: int = 0
+    held_out_head: str = ""
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,7 @@ class TaskWatch:
             metrics=record.metrics,
             held_out_accuracy=measured(record.held_out_acc),
             held_out_samples=record.held_out_samples,
+            held_out_head=record.held_out_head,
         )
 
     def _change(self, **changes: object) -> None:
@@ -191,6 +192,7 @@ def _status_of(closed: RoundClosed) -> RoundStatus:
         metrics=record.metrics,
         held_out_accuracy=measured(record.held_out_acc),
         held_out_samples=record.held_out_samples,
+        held_out_head=record.held_out_head,
     )
 
 

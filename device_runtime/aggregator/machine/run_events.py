@@ -52,8 +52,8 @@ class RoundRecord:
     bytes_up, bytes_down: sums over all devices, also those that did not contribute.
     deadline_s: fixed or learnt; nan without a deadline.
     central_epsilon: what the run has spent of its privacy budget by the noise of mask helpers; nan without.
-    held_out_acc: on `held_out_samples` samples that devices held out, of the model that the round before
-    served; nan without.
+    held_out_acc: on `held_out_samples` samples that devices held out, of the head that the round before
+    served ("closed-form" or "trained"), on the base that this round distributed; nan without.
     """
 
     round: int
@@ -73,6 +73,14 @@ class RoundRecord:
     central_epsilon: float = nan
     held_out_acc: float = nan
     held_out_samples: int = 0
+    held_out_head: str = ""
+
+    @property
+    def held_out_of(self) -> str:
+        """The model that `held_out_acc` is of, for people."""
+        if self.held_out_head == "closed-form":
+            return f"the closed-form head of round {self.round - 1} on the base of round {self.round}"
+        return f"the model of round {self.round - 1}"
 
 
 @dataclass(frozen=True)

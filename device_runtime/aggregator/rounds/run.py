@@ -291,8 +291,8 @@ class RoundPhases:
         if blob is None or self._store.history.rollback_into(number, instead=True):
             return figures
         memory = tensors.decode(self._store.models.get(blob))
-        accuracy, samples = closed_form.held_out_accuracy(memory)
-        return replace(figures, held_out_acc=accuracy, held_out_samples=samples)
+        accuracy, count, head = closed_form.held_out_accuracy(memory)
+        return replace(figures, held_out_acc=accuracy, held_out_samples=count, held_out_head=head)
 
     def publish(self, number: int, traffic: Mapping[str, DeviceTraffic], duration_s: float) -> RoundClosed:
         """Closes the round and deploys its served model."""

@@ -153,7 +153,7 @@ def held_out_by(record: RoundRecord) -> str:
     """Text to append where `judged` is on samples that devices held out: by whom, and of which model."""
     if not (isnan(record.eval_acc) and record.held_out_samples):
         return ""
-    return f" by devices (the model of round {record.round - 1})"
+    return f" by devices ({record.held_out_of})"
 
 
 def metric_names(closed: Sequence[RoundClosed]) -> tuple[str, tuple[str, ...]]:

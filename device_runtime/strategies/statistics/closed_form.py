@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,8 +74,8 @@ class StatisticsPool:
     weight: w.
     samples: nbar, the mean over `rounds` rounds.
     usual: the usual numbers of the last rounds, which bound those to come (`bounds`).
-    held_out: of the last round alone, the samples that devices held out, and on how many of them the model
-    was right that the round before served; float64 (2,).
+    held_out: of the last round alone, the samples that devices held out, on how many of them the head was
+    right that the round before served, and 1 if that was the closed-form head; float64 (3,).
     """
 
     statistics: Statistics
@@ -86,7 +86,7 @@ class StatisticsPool:
     samples: float = 0.0
     rounds: int = 0
     usual: NDArray[np.float64] = field(default_factory=bounds.no_rounds)
-    held_out: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
+    held_out: NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
 
     @classmethod
     def of(cls, memory: Tensors, labels: int, projection: Projection, targets: int = 0) -> StatisticsPool:
@@ -231,14 +231,17 @@ def _margins(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return own - rivals
 
 
-def held_out_accuracy(memory: Tensors) -> tuple[float, int]:
-    """The accuracy on samples that the last round's devices held out, 0 to 1, and their number.
+def held_out_accuracy(memory: Tensors) -> tuple[float, int, Literal["", "closed-form", "trained"]]:
+    """Accuracy on samples that the last round's devices held out, 0 to 1, their number, and of which head.
 
-    It is that of the model that the round before served. `memory` is what `StatisticsPool.kept` wrote; nan
-    and 0 where no device held samples out, and where the loss is not of classes.
+    It is of the head that the round before served, on the base that the last round distributed: for a
+    trained head this is the served model; the model with a closed-form head has other features. `memory` is
+    what `StatisticsPool.kept` wrote; nan where no device held samples out, or the loss is not of classes.
     """
-    samples, right = memory.get("held_out", np.zeros(2)).tolist()
-    return (right / samples, int(samples)) if samples else (nan, 0)
+    samples, right, in_closed_form = memory.get("held_out", np.zeros(3)).tolist()
+    if not samples:
+        return nan, 0, ""
+    return right / samples, int(samples), "closed-form" if in_closed_form else "trained"
 
 
 def rarest_classes(memory: Tensors) -> tuple[int, ...]:
@@ -321,8 +324,9 @@ class RoundStatistics:
             if weight
         ]
         after = pool.after(total, _mean(parts), of_means.scatter()) if parts else pool
-        counted = np.zeros(2)
+        counts = np.zeros(3)
         if not self._manifest.columns:  # of columns, devices count which of two models is the nearer one
-            served = 2 if held_out.trained_is_better(pool.statistics.right) else 1
-            counted = total.right[[0, served]]
-        return replace(after, usual=limits.rounds, held_out=counted), limits.note
+            samples, closed, trained = total.right.tolist()
+            by_trained = bool(held_out.trained_is_better(pool.statistics.right))
+            counts = np.array([samples, trained if by_trained else closed, not by_trained], np.float64)
+        return replace(after, usual=limits.rounds, held_out=counts), limits.note

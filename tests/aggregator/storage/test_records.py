@@ -85,9 +85,13 @@ def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
 
 
 def test_without_evaluation_data_the_line_has_what_devices_held_out_and_says_so():
-    record = replace(closed(4, nan).record, held_out_acc=0.9125, held_out_samples=240)
+    record = replace(
+        closed(4, nan).record, held_out_acc=0.9125, held_out_samples=240, held_out_head="trained"
+    )
     line = summary(replace(closed(4), record=record))
     assert line.startswith("accuracy 91.2% of 240 held out by devices (the model of round 3), loss 1.250")
+    other = replace(record, held_out_head="closed-form")
+    assert other.held_out_of == "the closed-form head of round 3 on the base of round 4"
     assert judged(record) == "91.2% of 240 held out"
     assert judged(replace(record, eval_acc=0.5)) == "50.0%"
     assert judged(closed(4, nan).record) == "-"
