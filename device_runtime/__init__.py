@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .api.aggregating import Aggregator
     from .api.device import Device, DeviceOptions, load
     from .api.exporting import export
+    from .api.forecasting import forecast
     from .api.result import ComparedFolders, SimulatedRun, SimulationResult
     from .api.simulating import compare, simulate
     from .models.bundles.bundle import Bundle
@@ -50,6 +51,7 @@ __all__ = [
     "compare",
     "data",
     "export",
+    "forecast",
     "load",
     "simulate",
 ]
@@ -75,6 +77,7 @@ _HOMES = {
     "compare": "api.simulating",
     "data": "api.data:",
     "export": "api.exporting",
+    "forecast": "api.forecasting",
     "load": "api.device",
     "simulate": "api.simulating",
 }

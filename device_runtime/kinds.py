@@ -1,4 +1,4 @@
-"""Imports for own kinds of update, local terms, merge rules and choice policies.
+"""Imports for own kinds of update, local terms, merge rules, choice policies and drawing policies.
 
 docs/own-kind.md, docs/own-term.md and docs/own-policy.md explain it by an example each.
 """
@@ -6,6 +6,8 @@ docs/own-kind.md, docs/own-term.md and docs/own-policy.md explain it by an examp
 import warnings
 from typing import Any
 
+from device_runtime.aggregator.tasks.drawing import DrawCandidate, DrawingPolicy, EarlierUpdates
+from device_runtime.aggregator.tasks.participants import DeviceTraits
 from device_runtime.device.selection.choose import Candidate, ChoicePolicy
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.models.bundles.tensors import Flat, Tensors, TensorSpec
@@ -48,6 +50,10 @@ __all__ = [
     "Cost",
     "DeviceModel",
     "DeviceProfile",
+    "DeviceTraits",
+    "DrawCandidate",
+    "DrawingPolicy",
+    "EarlierUpdates",
     "EndsEarly",
     "FedAvg",
     "Flat",

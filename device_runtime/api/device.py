@@ -23,6 +23,7 @@ from device_runtime.profiles.device import Emulation
 from device_runtime.service_process import stopped_by_signals
 from device_runtime.strategies.kinds.names import check_kinds
 from device_runtime.strategies.terms.accountant import PrivacyBudget
+from device_runtime.tags import check_tags
 from device_runtime.user_account import expanded
 
 from .background import BackgroundRun
@@ -37,7 +38,8 @@ class DeviceOptions:
     memory_bytes: the most that work may take; None: what is free. disk_bytes: the most that models may take;
     None: half of the room. priority: None leaves this process as it is. privacy: the most that all tasks
     together may spend. meter: the name of an energy meter. in_process: work in this process, not in one that
-    ends when idle. choose: the name of the choice policy; empty: the first update that fits.
+    ends when idle. choose: the name of the choice policy; empty: the first update that fits. tags: what the
+    device is, by which tasks select ("kitchen", "floor=2").
     """
 
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -50,6 +52,10 @@ class DeviceOptions:
     meter: str = AUTO
     in_process: bool = False
     choose: str = ""
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_tags(self.tags)
 
 
 @dataclass(frozen=True)
@@ -183,6 +189,7 @@ class Device:
                 secret=connection.secret,
                 allowed=options.policy.allowed,
                 choose=options.choose,
+                tags=options.tags,
             )
             rules = WorkRules(backend_for(meter, options.in_process), options.policy, options.priority)
             self._joined = JoinedDevice(connection, settings, rules)

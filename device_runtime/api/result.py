@@ -226,7 +226,7 @@ class SimulationResult(ComparedFolders):
         """
         if name not in PICTURES:
             raise SimulationError(f"there is no picture {name!r}; there are {', '.join(PICTURES)}")
-        _needs_matplotlib()
+        needs_matplotlib()
         with canvas.look():
             drawing = PICTURES[name](self._compared)
         if drawing is None:
@@ -240,7 +240,7 @@ class SimulationResult(ComparedFolders):
 
         Returns the path of the page. Raises ModuleNotFoundError without matplotlib, and OSError.
         """
-        _needs_matplotlib()
+        needs_matplotlib()
         return write(self._compared.plan, None if folder is None else Path(folder)).page
 
     def to_pandas(self) -> DataFrame:
@@ -294,7 +294,8 @@ class SimulationResult(ComparedFolders):
         return SimulatedRun(name.policy, name.seed, plan.of(name), run.rounds, figures(run, at), self)
 
 
-def _needs_matplotlib() -> None:
+def needs_matplotlib() -> None:
+    """Raises ModuleNotFoundError without matplotlib."""
     if find_spec("matplotlib") is None:
         why = "pictures need matplotlib: pip install 'device-runtime[simulation]'"
         raise ModuleNotFoundError(why, name="matplotlib")

@@ -17,6 +17,7 @@ import msgspec
 
 from device_runtime import own_files
 from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks.closing import straggler_share
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.device.selection.choose import ChoicePolicy
@@ -73,6 +74,7 @@ def simulate(
     seeds: int | None = None,
     devices: int | None = None,
     rounds: int | None = None,
+    deadline: float | str | None = None,
     module: Callable[..., Any] | str | None = None,
     loss: Callable[..., Any] | str | None = None,
     device: str | None = None,
@@ -99,6 +101,8 @@ def simulate(
     kinds: the kinds of update that the policy `mixed` offers, the preferred first (default: the task's).
     seeds: run with seeds 0 to `seeds` - 1 (default: 1). devices: in the fleet (default: 100).
     rounds: of the task (default: as a Task or Scenario says, 20 of a bundle).
+    deadline: of a round, in seconds, or such as "30% stragglers": the seconds are found for the fleet, and
+    logged (default: as a Task or Scenario says).
     module: the network of a bundle of own code, by which torch trains it, on a GPU too: the nn.Module that
     was exported, a function that gives it, or "FILE.py:NAME" (or "PACKAGE.MODULE:NAME"). Without a task it is
     exported, as an nn.Module in place of one is. Only a text means the same to other processes: all runs and
@@ -134,7 +138,9 @@ def simulate(
     code = _exported(OwnCode(task, module, loss), data, by_torch, progress is not False)
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
     run = RunOptions(request, tuple(callbacks), keep_models=_count("keep_models", keep_models) or 0)
-    scenario = scenario_of(code.task, fleet=fleet, data=data, devices=devices, rounds=rounds, kinds=kinds)
+    scenario = scenario_of(
+        code.task, fleet=fleet, data=data, devices=devices, rounds=rounds, deadline=deadline, kinds=kinds
+    )
     named = None if policies is None else tuple(dict.fromkeys(_names(policies)))
     selection = WantedRuns(
         policies=named,
@@ -170,6 +176,7 @@ def scenario_of(
     data: DataSpec | None = None,
     devices: int | None = None,
     rounds: int | None = None,
+    deadline: float | str | None = None,
     kinds: Iterable[Kind] | None = None,
 ) -> Scenario:
     """The scenario of these arguments of `simulate`. Raises as `simulate` does.
@@ -190,6 +197,11 @@ def scenario_of(
     new_task = scenario.task if kinds is None else scenario.task.naming(offered(kinds))
     if _count("rounds", rounds) is not None:
         new_task = msgspec.structs.replace(new_task, rounds=rounds)
+    if isinstance(deadline, str):
+        changes["stragglers"] = _share(deadline)
+    elif deadline is not None:
+        new_task = msgspec.structs.replace(new_task, round_deadline_s=float(deadline))
+        changes["stragglers"] = None
     if new_task is not scenario.task:
         changes["task"] = new_task
     return msgspec.structs.replace(scenario, **changes) if changes else scenario
@@ -346,6 +358,14 @@ def _names(policies: Sequence[Policy]) -> Sequence[str]:
         if not isinstance(policy, str | type):
             raise ScenarioError(f"policies has {policy!r}, expected names, or classes of choice policies")
     return [policy if isinstance(policy, str) else str(registry.register(policy).name) for policy in policies]
+
+
+def _share(deadline: str) -> float:
+    """The share of stragglers that a deadline names. Raises ScenarioError."""
+    share = straggler_share(deadline)
+    if share is None:
+        raise ScenarioError(f'deadline is {deadline!r}, expected seconds, or such as "30% stragglers"')
+    return share
 
 
 def _count(name: str, value: int | None) -> int | None:

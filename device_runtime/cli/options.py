@@ -16,6 +16,7 @@ from device_runtime.models.data import SampleSource
 from device_runtime.models.errors import DataError
 from device_runtime.profiles import ProfileError
 from device_runtime.profiles.device import Emulation
+from device_runtime.tags import check_tags
 
 
 def add_connection(
@@ -241,6 +242,35 @@ def as_json(value: object) -> str:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(value)).decode()
+
+
+def add_tags(parser: argparse.ArgumentParser) -> None:
+    """Add `--tag`."""
+    parser.add_argument(
+        "--tag",
+        dest="tags",
+        type=_tag,
+        action="append",
+        default=[],
+        metavar="TAG",
+        help="Say what this device is, by which tasks select: kitchen, or floor=2; may be repeated.",
+    )
+
+
+def _tag(text: str) -> str:
+    """An argument that can be a tag."""
+    try:
+        return check_tags([text])[0]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def tags(options: argparse.Namespace) -> tuple[str, ...]:
+    """The tags of `--tag`, each once. Raises DataError for too many."""
+    try:
+        return check_tags(options.tags)
+    except ValueError as error:
+        raise DataError(f"--tag: {error}") from None
 
 
 def add_plugins(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -97,8 +98,10 @@ def _help(entry: SettingField, default: Any) -> str:
     return f"{meaning.rstrip('.')} (default: {text})." if text else meaning
 
 
-def _number(entry: SettingField, text: str) -> int | float:
-    """An argument that is a number within the setting's limits."""
+def _number(entry: SettingField, text: str) -> int | float | str:
+    """An argument that is a number within the setting's limits, or a text by which it is found."""
+    if entry.setting.or_text and re.fullmatch(entry.setting.or_text, text):
+        return text
     try:
         value: int | float = entry.type(text)
         if entry.setting.allows(value):

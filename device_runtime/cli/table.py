@@ -172,6 +172,13 @@ COMMANDS = {
         "Write a small project to begin with: a network, data, a task and a fleet that run as they stand.",
         "device-runtime new shapes",
     ),
+    "fleet": Command(
+        RESEARCHER,
+        "device_runtime.cli.research.fleet",
+        "Predict time, memory and energy of each kind of update for a fleet, and who is a straggler.",
+        "device-runtime fleet mixed --devices 200 --deadline '30% stragglers' --out fleet.png",
+        "simulation",
+    ),
     "simulate": Command(
         RESEARCHER,
         "device_runtime.cli.research.simulate",

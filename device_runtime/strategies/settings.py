@@ -38,6 +38,7 @@ class Setting:
     none: what happens without the setting, where its default is None.
     flag: its option on a command line; empty: the field's name without `_s`, and no option within a table.
     metavar: the option's value in help texts; empty: by type and unit.
+    or_text: a pattern of texts that the option of a number takes too, for the command to find the number.
     """
 
     meaning: str
@@ -53,6 +54,7 @@ class Setting:
     none: str = ""
     flag: str = ""
     metavar: str = ""
+    or_text: str = ""
 
     @property
     def limited(self) -> bool:

@@ -111,6 +111,8 @@ export const Hello = message("Hello", [
   ["battery_percent", int(), -1],
   ["task", str(), ""],
   ["key", bytes(32), NOTHING],
+  ["tags", listOf(str(64), 16), Object.freeze([])],
+  ["version", str(32), ""],
 ]);
 /** How much the aggregator lacks of each class, in percent, a byte for each label. */
 export const Shortages = struct([

@@ -85,7 +85,7 @@ export class DeviceMessages {
   /** Send a hello, and forget the last plan, which the receiver of the hello may not have. @param {any} hello */
   hello(hello) {
     this.#sentPlan = null;
-    this.#publish("hello", Hello, { ...hello, task: this.task, key: this.key });
+    this.#publish("hello", Hello, { ...hello, task: this.task, key: this.key, tags: [], version: "" });
   }
 
   /**

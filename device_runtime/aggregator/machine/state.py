@@ -39,6 +39,8 @@ UNMASK_RETRY_S = 5
 """Seconds after which a device sends an update again that came while a round was unmasked."""
 UNTIMED_S = 30 * 86400.0
 """Seconds of a round that has no deadline: it closes when all have answered."""
+EVERY = 10**9
+"""More devices than there are: a round that draws so many asks all that take part."""
 MISSED_DEADLINES = 2
 """Deadlines that a device may miss without a message; then no round waits for it until it sends one."""
 
@@ -49,7 +51,8 @@ class Rules:
 
     richest: pairs of kind and form, the richest first.
     bound: kinds that never count in a later round.
-    all_devices: as many as all, where rounds that ask all draw a cohort too (in simulations); else None.
+    all_devices: as many as all, where rounds that ask all draw a cohort too: in simulations, and where some
+    devices take no part; else None.
     max_contributions: the most contributions of a round.
     given: each round is given from outside (`events.Give`), with its deadline.
     masked: updates are masked, and mask helpers are asked for sums before a round is merged.
@@ -79,6 +82,8 @@ class Rules:
     def of(cls, task: Task) -> Rules:
         """The rules of a task."""
         settings = {rule.name: getattr(task, rule.name) for rule in fields(cls) if hasattr(task, rule.name)}
+        if task.participants:  # the offer to all would reach those that are left out
+            settings |= {"devices_per_round": task.devices_per_round or EVERY, "all_devices": EVERY}
         return cls(
             **settings,
             richest=tuple(

@@ -23,6 +23,7 @@ from device_runtime.aggregator.machine.events import ContributionId, DevicePrese
 from device_runtime.aggregator.machine.ports import GRACE_S, Ports
 from device_runtime.aggregator.machine.run_events import DeviceSeen, PlanReported
 from device_runtime.aggregator.storage.store import SavedSession
+from device_runtime.aggregator.tasks.participants import DeviceTraits
 from device_runtime.aggregator.views.text import printable
 from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.security.signing import NotTrusted
@@ -169,10 +170,16 @@ class Admission:
 
 
 class DevicePresence:
-    """The presence of devices. Their last wills are held back for a while, as a device may return."""
+    """The presence of devices. Their last wills are held back for a while, as a device may return.
 
-    def __init__(self, runner: RoundRunner, session: SavedSession, out: Outbound, ports: Ports) -> None:
+    `selects`: the task leaves out devices by what their hellos say; one is not ready before its hello.
+    """
+
+    def __init__(
+        self, runner: RoundRunner, session: SavedSession, out: Outbound, ports: Ports, selects: bool
+    ) -> None:
         self._runner, self._session, self._out, self._ports = runner, session, out, ports
+        self.selects = selects
         self.wills = HeldWills(ports.will_grace_s)
 
     def feed(self, event: DevicePresent | Forgotten) -> None:
@@ -202,7 +209,8 @@ class DevicePresence:
         runner = self._runner
         before = runner.state.devices.get(device)
         same_boot = before is not None and before.boot == state.boot
-        ready = before.ready if before and same_boot else retain and runner.state.round > 0
+        known_before = retain and runner.state.round > 0 and not self.selects
+        ready = before.ready if before and same_boot else known_before
         ready = ready and not state.paused  # until it says hello
         self.feed(DevicePresent(self._ports.clock(), device, state.boot, state.online, ready))
         now = runner.state.devices.get(device)
@@ -220,8 +228,12 @@ class DeviceMessageHandler:
         self._contributions = runner.contributions
         masks = rounds.task.masks
         self._helpers = frozenset(helper.name for helper in masks.keys) if masks else frozenset[str]()
-        self.presence = DevicePresence(runner, rounds.store.session, out, ports)
+        self.presence = DevicePresence(
+            runner, rounds.store.session, out, ports, bool(rounds.task.participants)
+        )
         self.admission = Admission(runner, out, ports, self.forget, self._helpers)
+        self._left_out: dict[str, str] = {}
+        """Why devices that have said hello take no part."""
         self.needed_until_s = 0.0
         """Until when devices that fetch the model need the service."""
 
@@ -239,6 +251,7 @@ class DeviceMessageHandler:
     def forget(self, device: str) -> None:
         """Forgets a device that is away."""
         self.presence.wills.heard(device)
+        self._left_out.pop(device, None)
         self._contributions.statements.forget(device)
         self._out.forget(device)
         self.presence.feed(Forgotten(self._ports.clock(), device))
@@ -320,9 +333,27 @@ class DeviceMessageHandler:
         self._ports.tell(
             DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery)
         )
-        ready = hello.num_examples > 0
+        ready = hello.num_examples > 0 and self._takes_part(device, hello)
         self.presence.feed(DevicePresent(self._ports.clock(), device, hello.boot, True, ready))
         self._runner.commands.offering.one(self._runner.state, device)
+
+    def _takes_part(self, device: str, hello: wire.Hello) -> bool:
+        """Whether the task trains on a device; logs why not, when that is new."""
+        traits = DeviceTraits(
+            name=device,
+            tags=tuple(map(printable, hello.tags)),
+            profile=printable(hello.profile),
+            engine=printable(hello.engine),
+            version=printable(hello.version),
+            memory_bytes=hello.memory_bytes,
+            samples=hello.num_examples,
+        )
+        self._contributions.statements.traits[device] = traits
+        why = self._rounds.task.participants.reason_left_out(traits)
+        if why != self._left_out.get(device, ""):
+            log.info("%s takes no part: %s", device, why) if why else log.info("%s takes part", device)
+        self._left_out[device] = why
+        return not why
 
     def _on_plan(self, device: str, plan: wire.Plan) -> None:
         if plan.task != self._rounds.task.name:
@@ -358,5 +389,6 @@ class DeviceMessageHandler:
             self._contributions.give(Reply(update, "refused", str(error)), runner.state)
             return
         if device not in runner.state.devices:
-            self.presence.feed(DevicePresent(self._ports.clock(), device, message.boot, True))
+            ready = not self.presence.selects
+            self.presence.feed(DevicePresent(self._ports.clock(), device, message.boot, True, ready))
         runner.feed(reception.announced(update, message, refusal))

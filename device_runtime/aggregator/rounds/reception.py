@@ -24,6 +24,7 @@ from device_runtime.aggregator.machine.events import (
 from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.machine.state import RoundsState
 from device_runtime.aggregator.rounds.run import OpenRun
+from device_runtime.aggregator.tasks.participants import DeviceTraits
 from device_runtime.broker.errors import BlobError, NoRoom
 from device_runtime.broker.wire import compact_round
 from device_runtime.broker.wire.messages import Contribution
@@ -64,16 +65,17 @@ class DiskRefusal:
 
 
 class DeviceStatements:
-    """Each device's latest plan, number of samples and full contribution.
+    """Each device's latest plan, number of samples, traits and full contribution.
 
     plans: kind and reasons of its latest plan. samples: the most that its hellos named. whole: its last full
-    contribution, from which compact ones are completed.
+    contribution, from which compact ones are completed. traits: as of its last hello.
     """
 
     def __init__(self) -> None:
         self.plans: dict[str, tuple[str, str]] = {}
         self.samples: dict[str, int] = {}
         self.whole: dict[str, Contribution] = {}
+        self.traits: dict[str, DeviceTraits] = {}
 
     def greeted(self, device: str, samples: int) -> None:
         """Note the samples in a device's hello."""
@@ -92,7 +94,7 @@ class DeviceStatements:
 
     def forget(self, device: str) -> None:
         """Forget a device that is away."""
-        for memory in (self.plans, self.samples, self.whole):
+        for memory in (self.plans, self.samples, self.whole, self.traits):
             memory.pop(device, None)
 
 

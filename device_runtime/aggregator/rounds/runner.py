@@ -25,7 +25,9 @@ from device_runtime.aggregator.masking.groups import kinds_alone
 from device_runtime.aggregator.masking.requests import SumRequests
 from device_runtime.aggregator.storage import run_files
 from device_runtime.aggregator.tasks.closing import Progress, score_of
+from device_runtime.aggregator.tasks.drawing import NO_UPDATES, UNIFORM, DrawCandidate, drawn
 from device_runtime.aggregator.tasks.mask_settings import most_weight_of
+from device_runtime.aggregator.tasks.participants import DeviceTraits
 from device_runtime.aggregator.views.text import abandoned_text, printable, unopened_text
 from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire.messages import Masks
@@ -136,11 +138,24 @@ class RoundCommands:
 
     def invite(self, command: events.Invite, state: RoundsState) -> tuple[str, ...]:
         """Draws devices and offers them the round."""
-        devices = draw(state, command, self._rounds.task.seed)
+        devices = self._drawn(command, state)
         if devices:
             self._rounds.store.session.ask(command.round, devices, state.rules.earliest(command.round))
             self.offering.each(state, devices)
         return devices
+
+    def _drawn(self, command: events.Invite, state: RoundsState) -> tuple[str, ...]:
+        """The devices that the task's policy draws. Raises DrawingError, OwnCodeError."""
+        task, number = self._rounds.task, command.round
+        if task.draw == UNIFORM:
+            return draw(state, command, task.seed)
+        traits = self._contributions.statements.traits
+        updates = self._rounds.store.contributions.earlier_updates(number - 1)
+        candidates = [
+            DrawCandidate(traits.get(name) or DeviceTraits(name), updates.get(name, NO_UPDATES))
+            for name in free_devices(state, number)
+        ]
+        return drawn(task.drawing, candidates, command.count, number, draw_stream(state, number, task.seed))
 
     def _masks(self, number: int, state: RoundsState) -> Masks | None:
         """How the updates of a new round are masked, by what is known of the devices; None: they are not."""
@@ -187,11 +202,20 @@ def draw(state: RoundsState, invite: events.Invite, seed: int) -> tuple[str, ...
     asked for this round already.
     """
     number = invite.round
-    free = sorted(d for d in state.ready if state.asked.get(d) != number and d not in state.behind)
-    before = sum(latest == number for latest in state.asked.values())
-    rng = np.random.default_rng([seed, COHORT_DRAW, number, before])
+    free, rng = free_devices(state, number), draw_stream(state, number, seed)
     chosen = rng.choice(len(free), size=min(invite.count, len(free)), replace=False)
     return tuple(free[i] for i in chosen)
+
+
+def free_devices(state: RoundsState, number: int) -> list[str]:
+    """The candidates of a draw for round `number`, sorted."""
+    return sorted(d for d in state.ready if state.asked.get(d) != number and d not in state.behind)
+
+
+def draw_stream(state: RoundsState, number: int, seed: int) -> np.random.Generator:
+    """The randomness of a draw: by the seed, the round, and the devices that were asked for it already."""
+    before = sum(latest == number for latest in state.asked.values())
+    return np.random.default_rng([seed, COHORT_DRAW, number, before])
 
 
 class RoundRunner(RoundEngine):

@@ -10,6 +10,7 @@ import msgspec
 
 from device_runtime.aggregator.machine.run_events import ContributionRecord
 from device_runtime.aggregator.storage.database import Commit, Database, DatabaseRow
+from device_runtime.aggregator.tasks.drawing import EarlierUpdates
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.messages import MODELLED, Blob, Mask, Metrics
 
@@ -36,6 +37,11 @@ WHERE c.round = masks.round AND c.device = masks.device AND c.into_round = {SUPE
 _SINCE = """SELECT device, max(CASE WHEN into_round < ? THEN into_round END) AS before FROM contributions
 WHERE into_round >= ? AND device IN (SELECT device FROM contributions WHERE into_round = ? AND round < ?)
 GROUP BY device"""
+_LATEST = """SELECT c.device AS device, c.into_round AS into_round, c.metrics AS metrics, s.rounds AS rounds
+FROM contributions c JOIN (
+SELECT device, count(DISTINCT into_round) AS rounds, max(into_round) AS latest FROM contributions
+WHERE into_round BETWEEN 1 AND ? GROUP BY device) s ON s.device = c.device AND s.latest = c.into_round
+ORDER BY c.device, c.round"""
 _TRAFFIC = "SELECT round, device, up, down FROM traffic WHERE round BETWEEN ? AND ?"
 _WITH_BLOB = """SELECT round FROM contributions
 WHERE into_round >= (SELECT max(round) FROM rounds) AND blob = ? LIMIT 1"""
@@ -168,6 +174,17 @@ class Contributions:
         """
         rows = self._db.rows(_SINCE, number, first, number, number)
         return {row["device"]: float(number - (row["before"] or first - 1)) for row in rows}
+
+    def earlier_updates(self, last: int) -> dict[str, EarlierUpdates]:
+        """What counted in rounds 1 to `last`, by device."""
+        updates = {}
+        for row in self._db.rows(_LATEST, last):
+            metrics = msgspec.msgpack.decode(row["metrics"], type=Metrics)
+            numbers = row["rounds"], row["into_round"]
+            updates[row["device"]] = EarlierUpdates(
+                *numbers, metrics.train_loss, metrics.train_time_ms / 1000
+            )
+        return updates
 
     def content(self, stored: StoredContribution) -> bytes:
         """The encoded tensors of a contribution whose round is not closed. Raises BlobError."""

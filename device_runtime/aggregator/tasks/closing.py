@@ -8,6 +8,7 @@ wide: what is kept of a round does not grow with its devices, and their order ch
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -52,6 +53,26 @@ class LearntDeadline:
 
 
 Closing = AllDevices | FastDevices | FullBuffer | LearntDeadline
+
+
+STRAGGLERS = r"\s*(\d+(?:\.\d+)?)\s*% +stragglers?\s*"
+"""A deadline by the share of the devices that miss it, in percent: "30% stragglers"."""
+
+
+def straggler_share(deadline: object) -> float | None:
+    """The share, 0 to 1, of a deadline such as "30% stragglers"; None for one of another form."""
+    match = re.fullmatch(STRAGGLERS, deadline) if isinstance(deadline, str) else None
+    return None if match is None else float(match[1]) / 100
+
+
+def unknown_fleet(share: float) -> str:
+    """Why a task that is served has no deadline by its share of stragglers, and what it can have."""
+    ready = f"{1 - share:.3g}"
+    return (
+        "only a simulation knows its devices before they join: give seconds, or deadline_quantile = "
+        f"{ready} (--deadline-quantile {ready}), the time in which {1 - share:.0%} of the devices that "
+        "joined were ready in the last rounds"
+    )
 
 
 STEP = 1.05

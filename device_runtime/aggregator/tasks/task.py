@@ -23,9 +23,21 @@ from device_runtime.strategies.robust.rules import Byzantine, Clip, ClipFactor, 
 from device_runtime.strategies.settings import Setting
 from device_runtime.strategies.statistics import kind_statistics
 
-from .closing import AllDevices, Closing, FastDevices, FullBuffer, LearntDeadline, Metric
+from .closing import (
+    STRAGGLERS,
+    AllDevices,
+    Closing,
+    FastDevices,
+    FullBuffer,
+    LearntDeadline,
+    Metric,
+    straggler_share,
+    unknown_fleet,
+)
+from .drawing import UNIFORM, DrawingPolicy, drawing_named
 from .kind_settings import KindSettings, kinds_named, tables_named, with_usual
 from .mask_settings import MaskSettings
+from .participants import Participants
 
 Late = Literal["discard", "count"]
 WaitFor = Literal["auto", "all", "fast"]
@@ -100,7 +112,15 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = "task"
     rounds: Annotated[int, Setting("Run this many rounds.", 100, "rounds", at_least=1)] = 10
     round_deadline_s: Annotated[
-        float, Setting("Close a round after this time.", 120.0, "seconds", more_than=0, flag="deadline")
+        float,
+        Setting(
+            "Close a round after this time; a simulation finds it for a share of stragglers too.",
+            120.0,
+            "seconds",
+            more_than=0,
+            flag="deadline",
+            or_text=STRAGGLERS,
+        ),
     ] = 60.0
     min_contributions: Annotated[
         int, Setting("Extend a round to which fewer devices have contributed.", 2, "devices", at_least=1)
@@ -122,6 +142,32 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         int | None,
         Setting("Draw this many devices for each round.", 10, "devices", at_least=1, none="all are asked"),
     ] = None
+    draw: Annotated[
+        str,
+        Setting(
+            "Draw a round's devices by this policy: uniform, or one of your own (--plugin FILE.py:CLASS).",
+            "uniform",
+            metavar="POLICY",
+        ),
+    ] = UNIFORM
+    devices_with: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Ask only devices that meet all of these conditions.",
+            ("tag=kitchen", "memory>=512MB"),
+            metavar="CONDITION,..",
+            none="all devices",
+        ),
+    ] = ()
+    hold_out_devices: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Never train on these devices, but evaluate on them: a share of them, names, or conditions.",
+            ("10%",),
+            metavar="10%,..",
+            none="all may be trained on",
+        ),
+    ] = ()
     ask_all_rounds: Annotated[
         int, Setting("Ask all devices in this many first rounds.", 1, "rounds", at_least=0)
     ] = 0
@@ -280,6 +326,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _ = self.screening
         except ValueError as error:
             raise TaskError(f"robust: {error}") from None
+        try:
+            _ = self.participants, self.drawing
+        except ValueError as error:
+            raise TaskError(str(error)) from None
         statistics = self.statistics if self.closed_form else None
         kinds = tuple(kind.with_statistics(statistics) for kind in self.kinds)
         msgspec.structs.force_setattr(self, "kinds", kinds)
@@ -391,6 +441,16 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """Whether evaluation data, if any, decide which of the two heads is served; else devices do."""
         return self.closed_form and not self.statistics.hold_out
 
+    @cached_property
+    def participants(self) -> Participants:
+        """Which devices take part in training. Raises ValueError for conditions that are not understood."""
+        return Participants.read(self.devices_with, self.hold_out_devices, self.seed)
+
+    @cached_property
+    def drawing(self) -> DrawingPolicy:
+        """How devices are drawn. Raises ValueError for a policy that there is not."""
+        return drawing_named(self.draw)
+
     @property
     def screening(self) -> Robust:
         """The robust rule and its numbers. Raises ValueError for invalid ones."""
@@ -475,6 +535,8 @@ def load(path: Path | None, flags: Mapping[str, object], kinds: Sequence[str] | 
         if isinstance(table := flags.get(name), Mapping) and isinstance(settings.get(name, {}), Mapping):
             flags = {**flags, name: {**settings.get(name, {}), **table}}
     settings |= flags
+    if (share := straggler_share(settings.get("round_deadline_s"))) is not None:
+        raise TaskError(f"deadline is {settings['round_deadline_s']!r}: {unknown_fleet(share)}")
     if "kinds" in settings:
         settings["kinds"] = with_usual(settings["kinds"])
     if "bundle" not in settings:
@@ -488,7 +550,7 @@ def load(path: Path | None, flags: Mapping[str, object], kinds: Sequence[str] | 
 
 
 def _read(path: Path) -> dict[str, Any]:
-    settings = read_toml(path, TaskError)
+    settings = with_one_deadline(read_toml(path, TaskError))
     for name in ("bundle", "eval_data", "generic"):
         settings |= {name: near(path.parent, settings[name])} if name in settings else {}
     if isinstance(family := settings.get("family"), list):
@@ -498,11 +560,21 @@ def _read(path: Path) -> dict[str, Any]:
     return {"name": path.stem, **settings}
 
 
+def with_one_deadline(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with `round_deadline_s` in place of `deadline`, its flag. Raises TaskError for both."""
+    if "deadline" not in settings:
+        return dict(settings)
+    if "round_deadline_s" in settings:
+        raise TaskError("deadline and round_deadline_s are the same setting: give one of them")
+    return {"round_deadline_s" if name == "deadline" else name: value for name, value in settings.items()}
+
+
 NEEDS = {
     "robust": ("robust_trim", "robust_byzantine", "robust_clip", "robust_clip_factor"),
     "stop_after": ("stop_gain", "stop_metric"),
     "deadline_quantile": ("deadline_margin", "deadline_least_s"),
     "kinds": ("order",),
+    "devices_per_round": ("draw",),
 }
 """Settings without which others have no effect."""
 

@@ -13,8 +13,11 @@ import msgspec
 from msgspec import Meta
 
 from device_runtime.broker.errors import BrokerError
+from device_runtime.tags import LONGEST_TAG, MOST_TAGS
 
 VERSION = 4
+RELEASE = "0.1.0"
+"""The version of this package, which hellos carry."""
 INLINE_LIMIT = 64 * 1024
 """Bytes. A larger body is not sent inside a message but pulled in blocks."""
 MESSAGE_LIMIT = 256 * 1024
@@ -30,6 +33,7 @@ MODELLED = "modelled"
 RESTS = "rests: "
 """How the reason of a device begins that sends nothing because nothing of it is wanted."""
 Label = Annotated[int, Meta(ge=0, le=2**16 - 1)]
+Tag = Annotated[str, Meta(max_length=LONGEST_TAG)]
 Form = Literal["i1", "f2", "f4", "f8"]
 """The format of scalars: int8, binary16, binary32, binary64."""
 Boot = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -98,6 +102,10 @@ class Hello(Message, frozen=True, array_like=True, kw_only=True):
 
     Empty if the device does not know the aggregator's key.
     """
+    tags: Annotated[tuple[Tag, ...], Meta(max_length=MOST_TAGS)] = ()
+    """What its owner says of it, by which tasks select: "kitchen", "floor=2"."""
+    version: Annotated[str, Meta(max_length=32)] = ""
+    """The version of its program; empty of one that says none."""
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):

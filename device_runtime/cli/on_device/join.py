@@ -19,6 +19,7 @@ from device_runtime.cli.options import (
     add_meter,
     add_personal,
     add_plugins,
+    add_tags,
     emulation,
     engine_settings,
     memory_bytes,
@@ -28,6 +29,7 @@ from device_runtime.cli.options import (
     place,
     positive,
     share_plugins,
+    tags,
 )
 from device_runtime.device.agent.instance import JoinedDevice, WorkRules, backend_for, pause_on_signals
 from device_runtime.device.connection.connecting import Connection, connect, enrol, no_trace
@@ -73,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="Join this task of several (default: whichever there is, then the next).",
     )
+    add_tags(parser)
     parser.add_argument(
         "--until-done",
         action="store_true",
@@ -167,6 +170,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         secret=connection.secret,
         allowed=policy_options.allowed(options),
         choose=options.choose,
+        tags=tags(options),
     )
 
 

@@ -19,7 +19,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli.on_device.policy_options import add_masks, masks_allowed
-from device_runtime.cli.options import add_connection, add_plugins, count, load_plugins
+from device_runtime.cli.options import add_connection, add_plugins, add_tags, count, load_plugins, tags
 from device_runtime.console import limit_lines
 from device_runtime.device.agent.instance import folder_lock
 from device_runtime.device.connection.connecting import Connection, claim, connect, first_connection
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options as of `join` for the connection to the aggregator above, and those of the site."""
     add_connection(parser, "broker")
     add_plugins(parser)
+    add_tags(parser)
     add = parser.add_argument
     add("--until-done", action="store_true", help="Leave when the task is done, whatever others there are.")
     add(
@@ -168,6 +169,7 @@ def _work(
         aggregator=above.key,
         secret=above.secret,
         allowed=masks_allowed(options),
+        tags=tags(options),
     )
     with closing(SiteProcess(settings, secrets.randbits(32), rules, ports)) as edge:
         agent = edge.agent

@@ -55,7 +55,7 @@ class Agent:
         self.settings, self._clock = settings, clock
         self._listening_ends_at: float | None = None
         self.inbox = DeviceInbox(clock)
-        self._messages = DeviceMessages(settings.name, boot)
+        self._messages = DeviceMessages(settings.name, boot, settings.tags)
         self._messages.task = settings.task
         self.work_gate = WorkGate(clock)
         self.runner = Runner(settings, self.work_gate, self._messages, make)

@@ -10,6 +10,7 @@ from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.blobs import Blobs
 from device_runtime.broker.wire.link_events import Will, packet_bytes
 from device_runtime.broker.wire.messages import (
+    RELEASE,
     Contribution,
     Get,
     Hello,
@@ -33,17 +34,17 @@ Mac = Callable[[str, str, bytes], bytes]
 class DeviceMessages:
     """Sends the messages of the device `name`, once it has a `link`.
 
-    `boot` tells one start of its process from another.
+    `boot` tells one start of its process from another. `tags` go with every hello.
     """
 
-    def __init__(self, name: str, boot: int) -> None:
+    def __init__(self, name: str, boot: int, tags: tuple[str, ...] = ()) -> None:
         self.boot = boot
         self.task = ""
         """The task that it is in, or asks for; empty: any."""
         self.key = b""
         """Public key for a session key with the aggregator (see `broker.security.signing`)."""
         self.link: SendingLink
-        self._name = name
+        self._name, self._tags = name, tags
         self._seal: Seal | None = None
         self._mac: Mac | None = None
         self._sent_plan: tuple[str, tuple[str, ...]] | None = None
@@ -70,7 +71,8 @@ class DeviceMessages:
     def hello(self, hello: Hello) -> None:
         """Send a hello, and forget the last plan: whoever hears the hello may not have heard that."""
         self._sent_plan = None
-        self._publish("hello", msgspec.structs.replace(hello, task=self.task, key=self.key))
+        about = {"task": self.task, "key": self.key, "tags": self._tags, "version": RELEASE}
+        self._publish("hello", msgspec.structs.replace(hello, **about))
 
     def plan(self, plan: Plan, room_bytes: float) -> None:
         """Send a plan that differs from the last, before the update that it is for.

@@ -11,6 +11,7 @@ from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.data import SampleSource
 from device_runtime.profiles.device import Emulation
 from device_runtime.strategies.terms.accountant import PrivacyBudget
+from device_runtime.tags import check_tags
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class Settings:
 
     `meter` measures the energy of training; without one, or on an emulated device, energy is modelled.
     `personal` has the settings of the device's own model. `choose` names the policy by which the device
-    chooses among updates; empty: the first that fits.
+    chooses among updates; empty: the first that fits. `tags` say what it is, for tasks that select by them.
+    Raises ValueError for invalid tags.
     """
 
     name: str
@@ -65,6 +67,10 @@ class Settings:
     allowed: AllowList = ANYTHING
     choose: str = ""
     elsewhere_bytes: int = 0
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_tags(self.tags)
 
 
 def check_policy(name: str) -> None:

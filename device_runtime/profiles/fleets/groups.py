@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.profiles.device import ProfileError, shipped
+from device_runtime.tags import check_tags
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 
@@ -141,7 +142,8 @@ class FleetGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     Without windows they are always available. Their local times lag the fleet's by 0 to `zones_h` hours,
     evenly spread. `members` names the models of the task's family that they train where a kind of update
-    trains one of the family; () leaves the choice to each device.
+    trains one of the family; () leaves the choice to each device. `tags` say what they are, for tasks that
+    select by them.
     """
 
     profile: str
@@ -154,6 +156,7 @@ class FleetGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     failures: Failures = Failures()
     battery: BatteryPack | None = None
     members: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
     def check(self, name: str) -> None:
         """Raises ProfileError for invalid settings; it names the group, the field and the expected values."""
@@ -166,6 +169,10 @@ class FleetGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ProfileError(f"{where}.profile: {error}") from None
         _within(f"{where}.share", self.share, 0, 1, above=True)
         _within(f"{where}.zones_h", self.zones_h, 0, 24)
+        try:
+            check_tags(self.tags)
+        except ValueError as error:
+            raise ProfileError(f"{where}.tags: {error}") from None
         if len(self.windows) > 2:
             raise ProfileError(f"{where}.windows are {len(self.windows)}, expected 2 or fewer")
         for number, window in enumerate(self.windows):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.aggregator.tasks.drawing import (
+    NO_UPDATES,
+    UNIFORM,
+    DrawCandidate,
+    EarlierUpdates,
+    drawn,
+)
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.device.selection.choose import MAIN, RICHEST, ChoicePolicy, UploadTerms
 from device_runtime.device.selection.resting import RestRule
@@ -18,6 +25,7 @@ from device_runtime.simulation.history.bases import BaseHistory
 from device_runtime.strategies.interface.kind import AnyStrategy
 
 from .devices import FleetState
+from .selection import Selection, traits
 from .timeline import AskConditions, RoundDraws, Timeline
 
 TRIES = 4
@@ -67,6 +75,8 @@ class FleetInputs:
     """The devices and what they fetch: bundles while they wait to be asked, then each round's base.
 
     upload_terms: as in `choose`, while no kind was alone.
+    selected: which devices train; None: all.
+    updates: gives what counted of a device before a round, for drawing policies.
     """
 
     devices: FleetState
@@ -74,6 +84,8 @@ class FleetInputs:
     bundle_bytes: int
     policy: ChoicePolicy = RICHEST
     upload_terms: UploadTerms | None = None
+    selected: Selection | None = None
+    updates: Callable[[str, int], EarlierUpdates] = lambda device, number: NO_UPDATES
 
 
 class DeviceSampler:
@@ -85,8 +97,9 @@ class DeviceSampler:
         self._kinds: tuple[int, dict[tuple[str, ...], tuple[AnyStrategy, ...]]] = (0, {})
         self._fleet: tuple[int, Fleet] = (0, inputs.devices.fleet)
         self._policy, self._terms = inputs.policy, inputs.upload_terms
+        self.selected, self._updates = inputs.selected, inputs.updates
         self._draws = 0
-        self._drawn: tuple[int, set[int]] = 0, set()  # the devices that were asked since `serial`
+        self._recent: tuple[int, set[int]] = 0, set()  # the devices that were asked since `serial`
 
     def ask(self, opening: OpenedRound, count: int) -> list[PendingUpdate]:
         """Offers the round to `count` devices, or to as many as can be asked."""
@@ -104,7 +117,9 @@ class DeviceSampler:
         return np.random.Generator(np.random.Philox(key=[self._seed, self._draws]))
 
     def _choose(self, opening: OpenedRound, count: int, rng: np.random.Generator) -> list[int]:
-        """Draws uniformly among the devices that are ready and were not asked in this round."""
+        """Draws among the devices that are ready and were not asked in this round, by the task's policy."""
+        if self._task.draw != UNIFORM:
+            return self._drawn(opening, count, rng)
         cohort: list[int] = []
         tried: set[int] = set()
         total = len(self._devices)
@@ -117,18 +132,36 @@ class DeviceSampler:
                         cohort.append(device)
                         if len(cohort) == count:
                             return cohort
-        idle = self._devices.idle(opening.now)
-        if self._drawn[0] == opening.serial:
-            idle[list(self._drawn[1])] = False
-        for device in _shuffled(np.flatnonzero(idle & self._devices.fleet.present(opening.now)), rng):
+        for device in _shuffled(self._idle(opening), rng):
             if len(cohort) == count:
                 break
             if device not in tried and self._can(device, opening):
                 cohort.append(device)
         return cohort
 
+    def _drawn(self, opening: OpenedRound, count: int, rng: np.random.Generator) -> list[int]:
+        """The devices that a policy other than the uniform one draws. Raises DrawingError, OwnCodeError."""
+        fleet, number = self._devices.fleet, opening.round
+        free = {fleet.name(i): i for i in self._idle(opening).tolist() if self._can(i, opening)}
+        candidates = [
+            DrawCandidate(traits(fleet, self._devices.samples, free[name]), self._updates(name, number))
+            for name in sorted(free)
+        ]
+        return [free[name] for name in drawn(self._task.drawing, candidates, count, number, rng)]
+
+    def _idle(self, opening: OpenedRound) -> NDArray[np.int64]:
+        """Devices that take part, are there and not at work; they may lack charge, or be asked already."""
+        idle = self._devices.idle(opening.now) & self._devices.fleet.present(opening.now)
+        if self.selected is not None:
+            idle &= self.selected.trains
+        if self._recent[0] == opening.serial:
+            idle[list(self._recent[1])] = False
+        return np.flatnonzero(idle)
+
     def _can(self, device: int, opening: OpenedRound) -> bool:
         devices = self._devices
+        if self.selected is not None and not self.selected.trains[device]:
+            return False
         if not devices.ready(device, opening.now):
             return False
         return opening.latest.get(devices.fleet.name(device)) != opening.round
@@ -136,9 +169,9 @@ class DeviceSampler:
     def _flights(
         self, devices: list[int], opening: OpenedRound, rng: np.random.Generator
     ) -> list[PendingUpdate]:
-        if self._drawn[0] != opening.serial:
-            self._drawn = opening.serial, set()
-        self._drawn[1].update(devices)
+        if self._recent[0] != opening.serial:
+            self._recent = opening.serial, set()
+        self._recent[1].update(devices)
         if self._fleet[0] != opening.round:
             self._fleet = opening.round, self._devices.open(opening.round)
         draws = self._devices.round_draws(np.array(devices, np.int64), rng)

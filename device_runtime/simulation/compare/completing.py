@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.aggregator.tasks.drawing import UNIFORM
 from device_runtime.device.selection.choose import policy_named
 from device_runtime.models.available_engines.available import in_turn
 from device_runtime.models.errors import ModelError
@@ -121,6 +122,7 @@ def may_run_elsewhere(plan: ComparisonPlan) -> bool:
     scenarios = [of_policy(plan.scenario, policy) for policy in plan.comparison.policies]
     kinds = {kind.name: kind.strategy for scenario in scenarios for kind in scenario.task.kinds}
     own: list[type[Plugin]] = [type(policy_named(scenario.choose)) for scenario in scenarios]
+    own += [type(scenario.task.drawing) for scenario in scenarios]
     own += [type(rule) for scenario in scenarios if (rule := scenario.task.server.own_rule) is not None]
     return (
         has_command()
@@ -256,7 +258,9 @@ def perform(
             calls.serves(newest.served)
 
         observers = CombinedObserver(calls, files, observer)
-        served = simulate(prepared, executor, observers, ResumeOptions(files.checkpoint, keep))
+        draws = own.task.draw != UNIFORM and files.checkpoint is not None
+        asks = tuple(read(folder / ASKS, AskRecord)) if draws else ()
+        served = simulate(prepared, executor, observers, ResumeOptions(files.checkpoint, keep, asks))
         files.evaluated(evaluations(prepared, served))
         classes = prepared.inputs.bundle.manifest.target.compared == "classes"
         info = RunInfo(

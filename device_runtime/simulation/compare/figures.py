@@ -364,8 +364,11 @@ def decimals(value: float, significant: int = 3) -> int:
 def asked_devices(task: Task) -> str:
     """A phrase that says which devices are asked, and when a round closes before its deadline."""
     if not isinstance(task.closing, FullBuffer):
+        those = f" with {', '.join(task.devices_with)}" if task.devices_with else ""
         cohort = (
-            f"{task.devices_per_round:,} devices" if task.devices_per_round else "every device that is there"
+            f"{task.devices_per_round:,} devices{those}"
+            if task.devices_per_round
+            else f"every device{those} that is there"
         )
         first = task.ask_all_rounds if task.devices_per_round else 0
         number = f" {first:,}" if first > 1 else ""

@@ -28,6 +28,7 @@ from device_runtime.simulation.data.spec import BY_CLASS
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors import choice
 from device_runtime.simulation.executors.choice import ExecutorRequest
+from device_runtime.simulation.rounds.forecast import with_deadline
 from device_runtime.simulation.rounds.run import Load, PreparedRun, check_task, prepare
 from device_runtime.simulation.scenarios.scenario import (
     CHOOSE,
@@ -148,8 +149,9 @@ class ComparisonPlan:
 def planned(scenario: Scenario, options: WantedRuns, folder: Path | None = None) -> ComparisonPlan:
     """The plan of a comparison in `folder`, by default one below runs/ that no other scenario has.
 
-    Raises ScenarioError for a policy that the scenario's task cannot be run under.
+    Raises ScenarioError for a policy that the scenario's task cannot be run under, and as `with_deadline`.
     """
+    scenario = with_deadline(scenario)
     bundle = bundle_sha256(scenario.task.bundle)
     mark = hashlib.sha256(f"{fingerprint(scenario, 0)} {bundle}".encode()).hexdigest()[:6]
     folder = folder or Path("runs") / f"{scenario.name}-{mark}"

@@ -174,6 +174,30 @@ NOTHING_UNHEARD = UnheardWork()
 
 
 @dataclass(frozen=True)
+class StragglerCounts:
+    """The devices of a group that were asked, and their asks; how many were stragglers.
+
+    straggler_devices: those that were stragglers at least once.
+    """
+
+    devices: int
+    straggler_devices: int
+    asks: int
+    straggler_asks: int
+
+    def __add__(self, other: StragglerCounts) -> StragglerCounts:
+        return StragglerCounts(
+            self.devices + other.devices,
+            self.straggler_devices + other.straggler_devices,
+            self.asks + other.asks,
+            self.straggler_asks + other.straggler_asks,
+        )
+
+
+NOBODY = StragglerCounts(0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
 class AskCounts:
     """Totals of the asks of a run.
 
@@ -185,7 +209,7 @@ class AskCounts:
     first_down: bytes of every device's first download, of the model and its graphs.
     refused: updates that the checks refused, by the reason.
     sat_out: by group, why its first device sat out.
-    stragglers: asks of devices that lacked the memory or time for a full update.
+    stragglers: by group, who lacked the memory or time for a full update.
     """
 
     asks: int
@@ -198,7 +222,7 @@ class AskCounts:
     unheard: UnheardWork = NOTHING_UNHEARD
     refused: Mapping[str, int] = field(default_factory=dict)
     sat_out: Mapping[str, str] = field(default_factory=dict)
-    stragglers: int = 0
+    stragglers: Mapping[str, StragglerCounts] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -219,7 +243,7 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
     unheard = NOTHING_UNHEARD
     refused: Counter[str] = Counter()
     sat_out: dict[str, str] = {}
-    stragglers = 0
+    straggler_asks, straggler_devices = Counter[str](), set[str]()
     for ask in asks:
         number += 1
         did_count = ask.fate == "counted"
@@ -235,7 +259,9 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
             refused[ask.why] += 1
         if ask.fate == "sat out":
             sat_out.setdefault(ask.group, ask.why)
-        stragglers += ask.straggler
+        if ask.straggler:
+            straggler_asks[ask.group] += 1
+            straggler_devices.add(ask.device)
         groups[ask.device] = ask.group
         if ask.fate not in ("sat out", "rested"):
             so_far = spent.setdefault(ask.device, [0, 0.0])
@@ -254,8 +280,21 @@ def tally(asks: Iterable[AskRecord]) -> AskCounts:
         unheard,
         dict(refused),
         sat_out,
-        stragglers,
+        _stragglers(groups, outcomes, straggler_devices, straggler_asks),
     )
+
+
+def _stragglers(
+    groups: Mapping[str, str], outcomes: Counter[tuple[str, str]], devices: set[str], asks: Counter[str]
+) -> dict[str, StragglerCounts]:
+    """The counts of each group, from the group of each device, and the devices and asks of stragglers."""
+    number, late = Counter(groups.values()), Counter(groups[device] for device in devices)
+    every: Counter[str] = Counter()
+    for (group, _), n in outcomes.items():
+        every[group] += n
+    return {
+        name: StragglerCounts(number[name], late[name], every[name], asks[name]) for name in sorted(number)
+    }
 
 
 @dataclass(frozen=True)

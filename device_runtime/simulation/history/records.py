@@ -107,6 +107,7 @@ class SimulatedRound:
     staleness: the mean number of rounds by which these updates were behind.
     unopened: the number of masked updates that were in sums of too few devices; nan without masks.
     central_epsilon: what central noise has spent of the privacy budget so far; nan without.
+    held_out_eval_acc: metric of the served model on the samples of devices that are held out; nan without.
     """
 
     round: int
@@ -139,6 +140,7 @@ class SimulatedRound:
     unopened: float = nan
     central_epsilon: float = nan
     rested: int = 0
+    held_out_eval_acc: float = nan
 
 
 class RunObserver(Protocol):

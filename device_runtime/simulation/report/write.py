@@ -30,9 +30,10 @@ from device_runtime.simulation.compare.figures import (
 from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.history.metrics import NOBODY, StragglerCounts
 from device_runtime.simulation.history.records import SimulatedRound
 from device_runtime.simulation.scenarios import scenario
-from device_runtime.simulation.scenarios.scenario import of_policy
+from device_runtime.simulation.scenarios.scenario import CENTRALISED, of_policy
 
 from . import accuracy, canvas, participation, table
 from .canvas import ComparedRuns, Drawing, read_comparison
@@ -75,7 +76,8 @@ def with_notes(compared: ComparedRuns, wide: int | None = None) -> str:
     failed = compared.plan.without
     notes = [
         *(f"{policy} failed: {why}" for policy, why in failed.items()),
-        *without_stragglers(compared),
+        *stragglers(compared),
+        *held_out(compared),
         *sitting_out(compared),
         *resting(compared),
         *refused(compared.runs),
@@ -84,13 +86,49 @@ def with_notes(compared: ComparedRuns, wide: int | None = None) -> str:
     return "\n".join([whole, "", *notes]) if notes else whole
 
 
-def without_stragglers(compared: ComparedRuns) -> list[str]:
-    """One line where no device was a straggler, so that policies for stragglers cannot differ."""
-    if any(run.tally.stragglers for run in compared.runs):
-        return []
-    same = _equal_policies(compared)
-    effect = f": {' and '.join(same)} cannot differ" if same else ""
-    return [f"no device was a straggler here: all had the memory and time for a full update{effect}"]
+def stragglers(compared: ComparedRuns) -> list[str]:
+    """Who was a straggler, by group, as the first policy has it; or that nobody was.
+
+    Where nobody was, policies for stragglers cannot differ.
+    """
+    policy = next((name for name in compared.policies if name != CENTRALISED), compared.policies[0])
+    if not any(each.straggler_asks for run in compared.runs for each in run.tally.stragglers.values()):
+        same = _equal_policies(compared)
+        effect = f": {' and '.join(same)} cannot differ" if same else ""
+        return [f"no device was a straggler here: all had the memory and time for a full update{effect}"]
+    by_group: dict[str, StragglerCounts] = {}
+    for run in compared.of(policy):
+        for name, counts in run.tally.stragglers.items():
+            by_group[name] = by_group[name] + counts if name in by_group else counts
+    every = sum(by_group.values(), NOBODY)
+    if not every.straggler_asks:
+        return [f"{policy}: no device was a straggler"]
+    late = sorted(by_group, key=lambda name: -by_group[name].straggler_devices / by_group[name].devices)
+    phrases = [
+        f"{name} {of.straggler_devices:,} of {of.devices:,}"
+        for name in late
+        if (of := by_group[name]).straggler_devices
+    ]
+    rest = [name for name in late if not by_group[name].straggler_devices]
+    nobody = f"; nobody of {', '.join(rest)}" if rest else ""
+    return [
+        f"stragglers ({policy}): {every.straggler_devices / every.devices:.0%} of the devices, "
+        f"{every.straggler_asks / every.asks:.0%} of the asks: {', '.join(phrases)}{nobody}"
+    ]
+
+
+def held_out(compared: ComparedRuns) -> list[str]:
+    """One line with the metric of each policy's final model on devices that are held out; or none."""
+    finals = {
+        policy: [run.rounds[-1].held_out_eval_acc for run in compared.of(policy)]
+        for policy in compared.policies
+    }
+    phrases = [
+        f"{policy} {sum(values) / len(values):.1%}"
+        for policy, values in finals.items()
+        if not isnan(sum(values))
+    ]
+    return [f"final accuracy on the devices that are held out: {', '.join(phrases)}"] if phrases else []
 
 
 def _equal_policies(compared: ComparedRuns) -> tuple[str, ...]:

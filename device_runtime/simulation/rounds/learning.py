@@ -35,7 +35,7 @@ from device_runtime.simulation.history.records import RunObserver
 from device_runtime.strategies.codecs import chain as codecs
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel, ServerTools
-from device_runtime.strategies.interface.device_half import NO_TENSORS, Update
+from device_runtime.strategies.interface.device_half import NO_TENSORS, LocalData, Update
 from device_runtime.strategies.interface.kind import variant_named
 
 from .ledger import RoundFigures, RunLedger
@@ -54,6 +54,7 @@ class LearningTools:
     """What `ModelState` learns with.
 
     server: what kinds of update may use on the aggregator. sums: where updates are masked; else None.
+    evaluate_held_out: gives the metric of (round, served model) on devices that are held out; nan without.
     """
 
     server: ServerTools
@@ -63,6 +64,7 @@ class LearningTools:
     watch: RunObserver
     keep: Callable[[Checkpoint], None] = lambda _: None
     sums: SimulatedSums | None = None
+    evaluate_held_out: Callable[[int, Tensors], float] = lambda number, served: nan
 
 
 class ModelState:
@@ -239,7 +241,8 @@ class ModelState:
                 figures = figures.serving(figures.better)
         elif self.served is not compared:
             figures = figures.serving(self._tools.evaluate(number, base, base))
-        self._figures = figures
+        held_out = self._tools.evaluate_held_out(number, self.served)
+        self._figures = replace(figures, held_out_eval_acc=held_out)
 
     def publish(self, number: int, in_use: Iterable[int]) -> RoundFigures:
         """Ends the round and returns its figures; keeps only the bases `in_use` and the newest."""
@@ -295,13 +298,16 @@ class RoundEvaluator:
         rounds: int,
         engine: EngineSettings = ON_CPU,
         metrics: Sequence[str] = (),
+        held_out: LocalData | None = None,
     ) -> None:
         """`engine`: that of the fleet; on a GPU the models are evaluated there too. metrics: further ones.
+
+        `held_out`: samples of devices that are held out, as the graphs take them.
 
         Raises TensorError for samples of another shape, ScenarioError for targets that do not fit,
         MetricError.
         """
-        self._every, self._rounds = every, rounds
+        self._every, self._rounds, self._held_out = every, rounds, held_out
         self._metrics = FurtherMetrics(metrics, bundle.manifest.target)
         if not every:
             return
@@ -310,8 +316,18 @@ class RoundEvaluator:
         self._model = open_model(bundle, ON_CPU if engine.device == "cpu" else engine)
         self._x, self._target = manifest.input.prepare(data.test_x), manifest.target
 
+    def _is_due(self, number: int) -> bool:
+        return bool(self._every) and (number % self._every == 0 or number == self._rounds)
+
+    def of_held_out(self, number: int, served: Tensors) -> float:
+        """The metric of a model on the samples of the devices that are held out; nan without any."""
+        if self._held_out is None or not self._is_due(number):
+            return nan
+        self._model.load(served)
+        return evaluate(self._model, self._held_out.x, self._held_out.y).eval_acc
+
     def __call__(self, number: int, served: Tensors, base: Tensors) -> RoundFigures:
-        if not self._every or (number % self._every and number != self._rounds):
+        if not self._is_due(number):
             return RoundFigures()
         figures, outputs = self._measured(served)
         of_base, base_outputs = (figures, outputs) if base is served else self._measured(base)

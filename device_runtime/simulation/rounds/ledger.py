@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import nan
 
 from device_runtime.aggregator.merging.evaluation import mean_loss
+from device_runtime.aggregator.tasks.drawing import NO_UPDATES, EarlierUpdates
 from device_runtime.models.bundles.targets import ACCURACY
 from device_runtime.simulation.clock.sampling import PendingUpdate
 from device_runtime.simulation.history.records import AskOutcome, AskRecord, RunObserver, SimulatedRound
@@ -30,6 +32,7 @@ class RoundFigures:
     eval_metrics: dict[str, float] = field(default_factory=dict)
     unopened: float = nan
     central_epsilon: float = nan
+    held_out_eval_acc: float = nan
     better: RoundFigures | None = None
 
     def as_closed_form(self) -> RoundFigures:
@@ -49,15 +52,38 @@ class RoundFigures:
         )
 
 
+class UpdateHistory:
+    """What counted of each device, round by round, for drawing policies."""
+
+    def __init__(self, asks: Iterable[AskRecord] = ()) -> None:
+        """`asks`: of the rounds that were done before the run was stopped."""
+        self._updates: dict[str, list[tuple[int, float, float]]] = {}
+        for ask in asks:
+            self.add(ask)
+
+    def add(self, ask: AskRecord) -> None:
+        """Notes an ask that is over, if its update counted."""
+        if ask.fate == "counted":
+            self._updates.setdefault(ask.device, []).append((ask.into, ask.train_loss, ask.compute_s))
+
+    def before(self, device: str, number: int) -> EarlierUpdates:
+        """What counted of a device in the rounds before this one."""
+        earlier = [update for update in self._updates.get(device, ()) if update[0] < number]
+        return EarlierUpdates(len(earlier), *earlier[-1]) if earlier else NO_UPDATES
+
+
 class RunLedger:
     """Records a run for `watch`. A round's sums are over the asks that ended since the round before."""
 
-    def __init__(self, watch: RunObserver, forward_flops: float, replayed: int = 0) -> None:
+    def __init__(
+        self, watch: RunObserver, forward_flops: float, replayed: int = 0, asks: Iterable[AskRecord] = ()
+    ) -> None:
         """`forward_flops` are those of one forward pass of one sample: the F that compute is counted in.
 
-        Nothing is recorded of the first `replayed` rounds: the run did so before it was stopped.
+        Nothing is recorded of the first `replayed` rounds: the run did so before it was stopped. `asks` are
+        of these.
         """
-        self._watch = watch
+        self._watch, self.history = watch, UpdateHistory(asks)
         self._replayed = replayed
         self._forward_flops = forward_flops
         self._open, self._opened_s = 1, 0.0
@@ -108,6 +134,7 @@ class RunLedger:
             norm=norm,
         )
         self._ended.append(ask)
+        self.history.add(ask)
         self._watch.asked(ask)
 
     def closed(self, number: int, now: float, figures: RoundFigures) -> None:

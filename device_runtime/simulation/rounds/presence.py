@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rpds import HashTrieMap, HashTrieSet
 
 from device_runtime.aggregator.machine.state import Presence
@@ -50,24 +52,31 @@ class FleetPresence(Mapping[str, Presence]):
 
 
 class ReadyFleet(Set[str]):
-    """The devices that a round may wait for: all but those `away`."""
+    """The devices that a round may wait for: all but those `away`.
 
-    def __init__(self, fleet: Fleet, away: HashTrieSet[str] | None = None) -> None:
-        self._fleet = fleet
+    trains: which of the fleet's devices take part, bool (n,); None: all.
+    """
+
+    def __init__(
+        self, fleet: Fleet, away: HashTrieSet[str] | None = None, trains: NDArray[np.bool_] | None = None
+    ) -> None:
+        self._fleet, self._trains = fleet, trains
+        self._count = len(fleet) if trains is None else int(trains.sum())
         self._away: HashTrieSet[str] = HashTrieSet() if away is None else away
 
     def __contains__(self, device: object) -> bool:
         return device not in self._away
 
     def __iter__(self) -> Iterator[str]:
-        names = map(self._fleet.name, range(len(self._fleet)))
+        every = range(len(self._fleet)) if self._trains is None else np.flatnonzero(self._trains).tolist()
+        names = map(self._fleet.name, every)
         return (name for name in names if name not in self._away)
 
     def __len__(self) -> int:
-        return len(self._fleet) - len(self._away)
+        return self._count - len(self._away)
 
     def insert(self, device: str) -> ReadyFleet:
-        return ReadyFleet(self._fleet, self._away.discard(device))
+        return ReadyFleet(self._fleet, self._away.discard(device), self._trains)
 
     def discard(self, device: str) -> ReadyFleet:
-        return ReadyFleet(self._fleet, self._away.insert(device))
+        return ReadyFleet(self._fleet, self._away.insert(device), self._trains)

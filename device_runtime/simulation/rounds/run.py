@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from device_runtime.aggregator.errors import AggregatorError, TaskError
 from device_runtime.aggregator.merging.merge_round import MergeTools as ServerSide
@@ -25,16 +26,18 @@ from device_runtime.models.bundles.names import EngineSettings
 from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.networks.own import absolute
 from device_runtime.models.training.metrics import FurtherMetrics
+from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.sampling import DeviceSampler, FleetInputs
+from device_runtime.simulation.clock.selection import Selection, selection
 from device_runtime.simulation.data import DataSet, DataSpec
 from device_runtime.simulation.data.loading import Clients, prepared_targets
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors.job import Executor, ExecutorInputs, PlainExecutor
 from device_runtime.simulation.history.bases import BaseHistory, ShippedModel
 from device_runtime.simulation.history.checkpoint import Checkpoint
-from device_runtime.simulation.history.records import NullObserver, RunObserver
+from device_runtime.simulation.history.records import AskRecord, NullObserver, RunObserver
 from device_runtime.simulation.scenarios.scenario import Scenario
 from device_runtime.strategies.interface.device_half import LocalData
 
@@ -64,12 +67,14 @@ class PreparedRun:
 class ResumeOptions:
     """The checkpoint from which a run resumes, and the receiver of new ones.
 
+    `asks`: those of the rounds up to that of `resume`, for drawing policies.
     `keep` is called with a checkpoint after each round. Rounds up to that of `resume` are replayed without
     training, and are not reported to the observer.
     """
 
     resume: Checkpoint | None = None
     keep: Callable[[Checkpoint], None] = lambda _: None
+    asks: Iterable[AskRecord] = ()
 
 
 Load = Callable[[DataSpec, int, Bundle], DataSet]
@@ -170,30 +175,64 @@ def simulate(
     bases = BaseHistory(
         {member: ShippedModel.of(bundle) for member, bundle in models.items()}, weights, carried
     )
-    devices = FleetState(
-        scenario.fleet.draw(scenario.devices, seed), inputs.clients, manifests, scenario.slow
-    )
-    ledger = RunLedger(observer, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
+    fleet, selected = selected_devices(task, prepared)
+    devices = FleetState(fleet, inputs.clients, manifests, scenario.slow)
+    flops, replayed = manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0
+    ledger = RunLedger(observer, flops, replayed, keeping.asks)
     evaluate = RoundEvaluator(
-        inputs.bundle, prepared.data, scenario.eval_every, task.rounds, inputs.engine, task.metrics
+        inputs.bundle,
+        prepared.data,
+        scenario.eval_every,
+        task.rounds,
+        inputs.engine,
+        task.metrics,
+        _held_out(inputs, selected),
     )
     trains = executor(inputs)
     try:
         sums = SimulatedSums.of(task, inputs.clients, manifests)
-        tools = LearningTools(server, trains, evaluate, ledger, observer, keeping.keep, sums)
+        tools = LearningTools(
+            server, trains, evaluate, ledger, observer, keeping.keep, sums, evaluate.of_held_out
+        )
         learning = ModelState(task, bases, carried, tools, resume)
         bundled = sum(len(bundle.packed()) for bundle in models.values())
         policy, terms = policy_named(scenario.choose), sums.upload_terms if sums else None
-        asking = DeviceSampler(task, FleetInputs(devices, bases, bundled, policy, terms), seed)
-        SimulationLoop(task, devices.fleet, asking, learning).run()
+        drawn_from = FleetInputs(devices, bases, bundled, policy, terms, selected, ledger.history.before)
+        SimulationLoop(task, fleet, DeviceSampler(task, drawn_from, seed), learning).run()
     finally:
         trains.close()
     return learning.served
 
 
+def selected_devices(task: Task, prepared: PreparedRun) -> tuple[Fleet, Selection | None]:
+    """The fleet, and which of its devices train and are held out; None: all train. Raises ScenarioError."""
+    scenario, clients = prepared.scenario, prepared.inputs.clients
+    fleet = scenario.fleet.draw(scenario.devices, prepared.seed)
+    selected = selection(task.participants, fleet, lambda device: len(clients.indices(device)))
+    if selected is not None and task.min_contributions > selected.count:
+        raise ScenarioError(
+            f"min_contributions is {task.min_contributions}, and only {selected.count} devices train"
+        )
+    return fleet, selected
+
+
+def _held_out(inputs: ExecutorInputs, selected: Selection | None) -> LocalData | None:
+    """The samples of the devices that are held out, prepared for the bundle; None without any."""
+    if selected is None or not len(selected.held_out):
+        return None
+    clients = inputs.clients
+    rows = np.concatenate([clients.indices(device) for device in selected.held_out.tolist()])
+    x = inputs.bundle.manifest.input.prepare(np.asarray(clients.x)[rows])
+    return LocalData(x, clients.y[rows]) if len(rows) else None
+
+
 def check_task(task: Task, prepared: PreparedRun) -> None:
-    """Raises TaskError for a task that cannot be done with these models and generic samples."""
+    """Raises TaskError for a task that cannot be done with these models and generic samples.
+
+    And ScenarioError for one in which none of the devices would train.
+    """
     inputs = prepared.inputs
+    selected_devices(task, prepared)
     if task.generic is None and prepared.generic is not None:
         task = msgspec.structs.replace(task, generic="[data]")
     family = {member: bundle.manifest for member, bundle in inputs.family.items()}

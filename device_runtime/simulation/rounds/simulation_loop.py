@@ -114,13 +114,15 @@ class SimulationLoop(RoundPort):
     """Both ports of the engine of rounds, in virtual time."""
 
     def __init__(self, task: Task, fleet: Fleet, asking: DeviceSampler, learning: ModelState) -> None:
-        n = len(fleet)
+        selected = asking.selected
+        n = len(fleet) if selected is None else selected.count
         cohort = min(task.devices_per_round or n, n)  # without a cohort: always all devices
         rules = replace(Rules.of(task), devices_per_round=cohort, all_devices=n, min_devices=1)
         rules = replace(rules, max_extensions=0)  # ProgressGuard abandons runs instead
         self._asking, self._learning, self._ledger = asking, learning, learning.ledger
         self._agenda = VirtualTimeQueue()
-        state = RoundsState(rules, devices=FleetPresence(fleet), ready=ReadyFleet(fleet))
+        ready = ReadyFleet(fleet, None, None if selected is None else selected.trains)
+        state = RoundsState(rules, devices=FleetPresence(fleet), ready=ready)
         self._engine = RoundEngine(state, self, self)
         self._flights: dict[events.ContributionId, PendingUpdate] = {}
         self._boots: dict[str, int] = {}

@@ -14,10 +14,12 @@ import msgspec
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import systems
+from device_runtime.aggregator.tasks.closing import straggler_share
+from device_runtime.aggregator.tasks.drawing import UNIFORM
 from device_runtime.aggregator.tasks.kind_settings import with_usual
 from device_runtime.aggregator.tasks.mask_settings import MaskSettings
 from device_runtime.aggregator.tasks.systems import SharedSettings
-from device_runtime.aggregator.tasks.task import Task, check_effect
+from device_runtime.aggregator.tasks.task import Task, check_effect, with_one_deadline
 from device_runtime.content import content, explained, near, read_toml, source_near
 from device_runtime.device.selection.choose import RICHEST, ChoicePolicy
 from device_runtime.models.available_engines.available import AUTO, ENGINES
@@ -61,6 +63,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     trains it; empty: none. own_loss: the function of a bundle with a loss of one's own, in the same way.
     choose: the policy by which devices choose among updates; empty: the first that fits.
     all_kinds: settings for all kinds of every policy that have them, in place of the kinds' own.
+    stragglers: the share of the devices, 0 to less than 1, that the deadline is to make stragglers: a plan
+    finds the seconds (`rounds.forecast.with_deadline`); None: they are the task's.
     Raises ScenarioError for settings that are out of range or contradict each other.
     """
 
@@ -77,6 +81,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     precision: str = "float32"
     choose: str = ""
     all_kinds: SharedSettings = NONE_SHARED
+    stragglers: float | None = None
     data: DataSpec = msgspec.field(default_factory=DataSpec)
 
     def __post_init__(self) -> None:
@@ -84,6 +89,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ScenarioError(f"devices is {self.devices}, expected 1 or more")
         if not 0 < self.slow < 1e6:
             raise ScenarioError(f"slow is {self.slow}, expected more than 0 and less than a million")
+        if self.stragglers is not None and not 0 <= self.stragglers < 1:
+            share = f"{100 * self.stragglers:.15g}% stragglers"
+            raise ScenarioError(f"deadline is {share!r}, expected 0 to less than 100% of the devices")
         if self.eval_every < 0:
             raise ScenarioError(f"eval_every is {self.eval_every}, expected 0 or more")
         if self.engine not in (AUTO, *ENGINES):
@@ -130,8 +138,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             del whole["task"]["order"]
         for kind in (kind for kind in whole["task"]["kinds"] if not kind["first_epochs"]):
             del kind["first_epochs"]
-        for group in (group for group in whole["fleet"]["groups"].values() if not group["members"]):
-            del group["members"]
+        for group in whole["fleet"]["groups"].values():
+            for newer in ("members", "tags"):
+                if not group[newer]:
+                    del group[newer]
         if not self.fleet.redrawn:
             del whole["fleet"]["redrawn"]
         for newer in _NEWER_OF_DATA:
@@ -140,6 +150,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for newer in ("choose", "module", "own_loss"):
             if not whole[newer]:
                 del whole[newer]
+        if self.stragglers is None:
+            del whole["stragglers"]
         if self.precision == "float32":
             del whole["precision"]
         if not self.all_kinds.given:
@@ -208,8 +220,15 @@ def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
     else:
         presets = ", ".join((*preset_names(), *fleets.preset_names()))
         raise ScenarioError(f"no scenario named {str(source)!r}: give a file *.toml or one of {presets}")
-    table = _over({"name": path.stem, **table}, over or {})
-    return _decoded(lambda: _scenario_of(table, path.parent), str(source))
+
+    def read() -> Scenario:
+        own, other = (
+            {**each, "task": with_one_deadline(_table({"task": each.get("task", {})}, "task"))}
+            for each in (table, over or {})
+        )
+        return _scenario_of(_over({"name": path.stem, **own}, other), path.parent)
+
+    return _decoded(read, str(source))
 
 
 def _scenario_of(table: Mapping[str, Any], beside: Path) -> Scenario:
@@ -231,6 +250,9 @@ def _scenario_of(table: Mapping[str, Any], beside: Path) -> Scenario:
             raise ScenarioError(explained(error, GroupData, f"data.groups.{name}")) from None
     task |= {name: near(beside, task[name]) for name in ("bundle", "generic") if name in task}
     check_effect(task)
+    if (share := straggler_share(task.get("round_deadline_s"))) is not None:
+        parts["stragglers"] = share
+        del task["round_deadline_s"]
     for key in ("module", "own_loss"):
         if isinstance(source := parts.get(key), str):
             parts[key] = source_near(beside, source)
@@ -356,7 +378,15 @@ def _under(policy: str, task: Task, devices: int | None) -> Task:
     if policy == CENTRALISED:
         full = systems.task_as_system("no-stragglers", task)
         return msgspec.structs.replace(
-            full, masks=None, robust="none", devices_per_round=None, buffer_size=0, min_contributions=1
+            full,
+            masks=None,
+            robust="none",
+            devices_per_round=None,
+            draw=UNIFORM,
+            devices_with=(),
+            hold_out_devices=(),
+            buffer_size=0,
+            min_contributions=1,
         )
     return systems.task_as_system(policy, task, devices)
 

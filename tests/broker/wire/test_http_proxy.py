@@ -49,9 +49,7 @@ def test_messages_pass_through_a_proxy_that_asks_for_a_password(proxy, broker):
 def test_tls_is_spoken_with_the_broker_behind_it(proxy, tls_broker, web):
     running, trust = tls_broker
     address = running.web_url if web else running.url
-    link, _ = linked(
-        f"{address}?proxy={proxy.address}", trust, subscriptions=("fl/v1/d/pi/dn/#",)
-    )
+    link, _ = linked(f"{address}?proxy={proxy.address}", trust, subscriptions=("fl/v1/d/pi/dn/#",))
     try:
         link.connect(60.0)
     finally:

@@ -1,6 +1,7 @@
 """Messages: what is written is read; what is not a message is refused with one kind of error."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -151,6 +152,24 @@ def test_every_type_of_message_is_among_the_examples() -> None:
         if isinstance(value, type) and issubclass(value, Message)
     }
     assert types - {Message} == set(TYPES)
+
+
+def test_a_hello_names_tags_and_one_without_is_read_as_before() -> None:
+    hello = next(message for message in EXAMPLES if isinstance(message, Hello))
+    tagged = msgspec.structs.replace(hello, tags=("kitchen", "floor=2"), version="0.1.0")
+    assert decode(encode(tagged), Hello) == tagged
+    fields = msgspec.msgpack.decode(encode(tagged))
+    assert fields[-2:] == [["kitchen", "floor=2"], "0.1.0"]
+    assert decode(msgspec.msgpack.encode(fields[:-2]), Hello) == hello  # of an older device
+    for tags in (["x"] * 17, ["x" * 65], "kitchen"):
+        with pytest.raises(MessageError, match=r"not a Hello: .* at `\$\[9\]"):
+            decode(msgspec.msgpack.encode([*fields[:-2], tags, ""]), Hello)
+
+
+def test_hellos_carry_the_version_of_the_package() -> None:
+    assert f'version = "{messages.RELEASE}"' in (Path(__file__).parents[3] / "pyproject.toml").read_text(
+        "utf-8"
+    )
 
 
 def test_an_offer_names_rare_classes_and_one_without_is_read_as_before() -> None:

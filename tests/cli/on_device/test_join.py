@@ -14,6 +14,8 @@ from device_runtime.broker.errors import BrokerRefused
 from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.cli import main, parse
 from device_runtime.cli.on_device import join
+from device_runtime.cli.options import tags
+from device_runtime.models.errors import DataError
 
 
 class Joined(Exception):
@@ -170,3 +172,25 @@ def test_a_disk_that_is_full_before_the_first_start_has_the_code_of_a_full_disk(
     assert main(words) == code
     errors = capfd.readouterr().err
     assert errors.startswith("device-runtime: no device can be in ") and says in errors
+
+
+def parsed(*words):
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    join.add_arguments(parser)
+    return parse(parser, ["mqtt://127.0.0.1", *words])
+
+
+def test_tags_are_checked_and_may_stand_in_the_device_file(tmp_path, capsys):
+    assert tags(parsed("--tag", "kitchen", "--tag", "floor=2")) == ("kitchen", "floor=2")
+    assert tags(parsed()) == ()
+    with pytest.raises(SystemExit):
+        main(["join", "mqtt://127.0.0.1", "--tag", "a b"])
+    assert "argument --tag: tag 'a b': use letters, digits" in capsys.readouterr().err
+    many = [word for number in range(17) for word in ("--tag", f"t{number}")]
+    with pytest.raises(DataError, match="--tag: 17 tags, expected 16 or fewer"):
+        tags(parsed(*many))
+    file = tmp_path / "device.toml"
+    file.write_text('tag = ["lab"]\n')
+    options = parsed("--config", str(file))
+    join.policy_options.configure(options, join.add_arguments)
+    assert tags(options) == ("lab",)

@@ -15,11 +15,12 @@ from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.history.metrics import tally
 from device_runtime.simulation.report.canvas import read_comparison
 from device_runtime.simulation.report.write import (
+    held_out,
     refused,
     resting,
     sitting_out,
+    stragglers,
     with_notes,
-    without_stragglers,
     write,
 )
 
@@ -261,12 +262,32 @@ def with_asks(compared, asks_of):
 
 def test_a_comparison_without_stragglers_says_that_equal_policies_cannot_differ(comparison, ask):
     compared = read_comparison(comparison())
-    assert without_stragglers(with_asks(compared, lambda _: [ask(straggler=True)])) == []
     calm = with_asks(compared, lambda _: [ask(straggler=False)])
     line = "no device was a straggler here: all had the memory and time for a full update"
-    assert without_stragglers(calm) == [line]
+    assert stragglers(calm) == [line]
     same = replace(calm, runs=tuple(replace(run, rounds=calm.runs[0].rounds) for run in calm.runs))
-    assert without_stragglers(same) == [f"{line}: choose and drop cannot differ"]
+    assert stragglers(same) == [f"{line}: choose and drop cannot differ"]
+
+
+def test_who_was_a_straggler_is_told_by_group_of_the_first_policy(comparison, ask):
+    compared = read_comparison(comparison(policies=("choose", "drop"), seeds=1))
+    slow = [ask(group="slow", device="slow-0", straggler=late) for late in (True, False)]
+    asks = [*slow, ask(group="slow", device="slow-1"), ask(group="fast", device="fast-0")]
+    late = {"choose": asks, "drop": [ask(straggler=True)]}
+    assert stragglers(with_asks(compared, late.__getitem__)) == [
+        "stragglers (choose): 33% of the devices, 25% of the asks: slow 1 of 2; nobody of fast"
+    ]
+
+
+def test_accuracy_on_devices_that_are_held_out_is_told(comparison):
+    compared = read_comparison(comparison(policies=("choose",), seeds=2))
+    assert held_out(compared) == []
+    finals = zip(compared.runs, (0.5, 0.7), strict=True)
+    ends = [(run, replace(run.rounds[-1], held_out_eval_acc=accuracy)) for run, accuracy in finals]
+    runs = tuple(replace(run, rounds=(*run.rounds[:-1], end)) for run, end in ends)
+    assert held_out(replace(compared, runs=runs)) == [
+        "final accuracy on the devices that are held out: choose 60.0%"
+    ]
 
 
 def test_a_group_that_sat_out_all_asks_is_named_with_the_reason(comparison, ask):

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from device_runtime.aggregator.tasks import drawing
 from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.sampling import _only
@@ -302,3 +303,71 @@ def test_many_devices_are_not_searched_while_one_in_ten_can_be_asked(monkeypatch
     data = {"partition": "iid", "samples_per_client": 10, "reuse": True}
     notes = play(fleet, {"devices_per_round": 20, "rounds": 2}, 1_000_001, data=data)
     assert notes.fates == {"counted": 40}
+
+
+HOUSE = {
+    "name": "house",
+    "groups": {
+        "boards": {"profile": "pi-5", "share": 0.5, "tags": ["kitchen"]},
+        "phones": {"profile": "phone-mid", "share": 0.5},
+    },
+}
+
+
+def asked_devices(notes):
+    """The devices that each round asked."""
+    return [
+        {ask.device for ask in notes.asks if ask.round == number} for number in range(1, len(notes.lines) + 1)
+    ]
+
+
+@pytest.mark.parametrize("cohort", [{}, {"devices_per_round": 3}])
+def test_only_devices_that_meet_the_conditions_are_asked_and_a_round_waits_for_no_others(cohort):
+    notes = play(HOUSE, {"devices_with": ["tag=kitchen"], **cohort}, devices=8)
+    assert all(device.startswith("boards-") for devices in asked_devices(notes) for device in devices)
+    assert [len(devices) for devices in asked_devices(notes)] == [cohort.get("devices_per_round", 4)] * 3
+    assert all(line.closed_s - line.opened_s < 60 for line in notes.lines)  # none lasted until its deadline
+
+
+def test_conditions_that_all_devices_meet_change_nothing():
+    """But for the draw of the order in which they are asked, which is of the same numbers."""
+    whole, selected = play(HOUSE), play(HOUSE, {"devices_with": ["group=boards|phones"]})
+    assert repr(selected.asks) == repr(whole.asks)
+
+
+def test_devices_that_are_held_out_are_evaluated_and_never_asked():
+    held_out = {"hold_out_devices": ["25%"]}
+    notes = play(HOUSE, held_out, devices=8, eval_every=1)
+    assert [len(devices) for devices in asked_devices(notes)] == [6, 6, 6]
+    assert len(set.union(*asked_devices(notes))) == 6  # the same two are left out of every round
+    accuracies = [line.held_out_eval_acc for line in notes.lines]
+    assert all(0 < accuracy <= 1 for accuracy in accuracies)
+    assert all(round(20 * accuracy, 6).is_integer() for accuracy in accuracies)  # of ten samples each
+    assert np.isnan(play(HOUSE, eval_every=1).lines[0].held_out_eval_acc)
+
+
+class MostCounted(drawing.DrawingPolicy):
+    """The devices that counted most often, by name where they are level."""
+
+    name = "most-counted"
+
+    def draw(self, candidates, count, number, rng):
+        return sorted(candidates, key=lambda device: (-device.updates.rounds, device.name))[:count]
+
+
+def test_an_own_policy_draws_by_what_counted_before_in_a_resumed_run_too(monkeypatch):
+    monkeypatch.setitem(drawing.DrawingPolicy.registry, "most-counted", MostCounted)
+    task = {"devices_per_round": 2, "draw": "most-counted", "rounds": 4}
+    notes = play(HOUSE, task, devices=8)
+    first, *others = asked_devices(notes)
+    assert len(first) == 2
+    assert others == [first] * 3
+    earlier = [ask for ask in notes.asks if ask.round <= 2]
+    prepared = prepare(scenario.load("uniform", {
+        "fleet": HOUSE, "devices": 8, "eval_every": 0,
+        "data": {"partition": "iid", "samples_per_client": 10},
+        "task": {"round_deadline_s": 60.0, "kinds": [{"name": "class-means"}], **task},
+    }), 0)  # fmt: skip
+    again = Notes()
+    simulate(prepared, observer=again, keeping=ResumeOptions(notes.checkpoints[1], asks=earlier))
+    assert repr(again.asks) == repr([ask for ask in notes.asks if ask.round > 2])

@@ -39,6 +39,8 @@ EXAMPLES: tuple[Message, ...] = (
         battery_percent=80,
         task="words",
         key=bytes(range(32)),
+        tags=("kitchen", "floor=2"),
+        version="0.2.0",
     ),
     wire.Offer(
         task="digits",
