@@ -121,6 +121,13 @@ COMMANDS = {
         "device-runtime models runs/digits --rollback 7",
         "aggregator",
     ),
+    "backup": Command(
+        OPERATOR,
+        "device_runtime.cli.operator.backup",
+        "Write a run folder into an archive, while `serve` goes on with it.",
+        "device-runtime backup runs/digits digits.tar",
+        "aggregator",
+    ),
     "broker": Command(
         OPERATOR,
         "device_runtime.cli.operator.broker",

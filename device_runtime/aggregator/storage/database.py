@@ -80,7 +80,7 @@ class Database:
             return
         try:
             private_folder(folder)
-            self._lock = _locked(folder)
+            self._lock = locked_run(folder)
             if has_run(folder):
                 shut_to_others(folder)
         except OSError as error:
@@ -129,7 +129,7 @@ def _opened(folder: Path, url: str, reading: bool) -> Backend:
     return Postgres(folder, url, reading)
 
 
-def _locked(folder: Path) -> int:
+def locked_run(folder: Path) -> int:
     """Locks the run folder; the lock ends with the process, however that ends. Raises RunInUse, OSError."""
     path = folder / "lock"
     handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
