@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .api.forecasting import forecast
     from .api.result import ComparedFolders, SimulatedRun, SimulationResult
     from .api.simulating import compare, simulate
+    from .api.sweeping import SweepResult, sweep
     from .models.bundles.bundle import Bundle
     from .models.bundles.inputs import InputSpec, WindowInput
     from .profiles.fleets.fleet import FleetSpec as Fleet
@@ -46,6 +47,7 @@ __all__ = [
     "Scenario",
     "SimulatedRun",
     "SimulationResult",
+    "SweepResult",
     "Task",
     "WindowInput",
     "compare",
@@ -54,6 +56,7 @@ __all__ = [
     "forecast",
     "load",
     "simulate",
+    "sweep",
 ]
 
 _HOMES = {
@@ -72,6 +75,7 @@ _HOMES = {
     "Scenario": "simulation.scenarios.scenario",
     "SimulatedRun": "api.result",
     "SimulationResult": "api.result",
+    "SweepResult": "api.sweeping",
     "Task": "aggregator.tasks.task",
     "WindowInput": "models.bundles.inputs",
     "compare": "api.simulating",
@@ -80,6 +84,7 @@ _HOMES = {
     "forecast": "api.forecasting",
     "load": "api.device",
     "simulate": "api.simulating",
+    "sweep": "api.sweeping",
 }
 """Name -> its module, with its name there after a colon if that is another; none for the module itself."""
 

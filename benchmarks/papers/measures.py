@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isnan, nan
 
-from device_runtime.simulation.compare.equal import LATEST
 from device_runtime.simulation.compare.figures import (
     BYTES,
     JOULE,
+    LATEST,
     TIMES,
     ComparisonTerms,
     FinishedRun,
@@ -27,7 +27,9 @@ from device_runtime.simulation.history.metrics import (
     accuracy,
     learning_efficiency,
 )
-from device_runtime.simulation.report.table import PASSES, PER_HOUR, PERCENT, PLAIN
+from device_runtime.simulation.report.table import PASSES, PERCENT, PLAIN
+
+PER_HOUR: Units = (("%/h", 0.01 / 3600),)
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,17 @@ from device_runtime.simulation.compare.progress import (
     ProgressLines,
     ProgressView,
     RoundDone,
+    Rounds,
     UpdatesTrained,
     round_text,
+    rounds_of_runs,
     within_round_text,
 )
 from device_runtime.simulation.compare.run_folder import RunName
 
 
-def view_of(progress: bool | None, missing: Sequence[RunName], rounds: int) -> ProgressView:
-    """The view of these runs, each of `rounds` rounds.
+def view_of(progress: bool | None, missing: Sequence[RunName], rounds: Rounds) -> ProgressView:
+    """The view of these runs, of so many rounds, by run where they differ.
 
     progress: False shows nothing; None shows bars on a terminal and in a notebook, and nothing elsewhere;
     True shows lines elsewhere.
@@ -47,8 +49,8 @@ class NotebookProgress:
     `handle` is a display handle of IPython, whose `update` replaces what it shows.
     """
 
-    def __init__(self, names: Sequence[RunName], rounds: int, handle: Any = None) -> None:
-        self._rounds = rounds
+    def __init__(self, names: Sequence[RunName], rounds: Rounds, handle: Any = None) -> None:
+        self._rounds = rounds_of_runs(names, rounds)
         self._done = dict.fromkeys(names, 0)
         self._ended = 0
         self._failed: list[str] = []
@@ -56,14 +58,14 @@ class NotebookProgress:
 
     def moved(self, name: RunName, tick: RoundDone) -> None:
         self._done[name] = tick.round
-        self._show(f"{name}: round {tick.round} of {self._rounds}, {round_text(tick)}")
+        self._show(f"{name}: round {tick.round} of {self._rounds[name]}, {round_text(tick)}")
 
     def working(self, name: RunName, now: UpdatesTrained) -> None:
-        self._show(f"{name}: {within_round_text(now)} of {self._rounds}")
+        self._show(f"{name}: {within_round_text(now)} of {self._rounds[name]}")
 
     def ended(self, name: RunName, why: str) -> None:
         self._ended += 1
-        self._done[name] = self._rounds
+        self._done[name] = self._rounds[name]
         self._failed += [f"{name}: failed: {why}"] if why else []
         self._show(f"{self._ended} of {len(self._done)} runs are finished")
 
@@ -74,7 +76,7 @@ class NotebookProgress:
         self._handle.update({"text/html": self._page(text), "text/plain": text}, raw=True)
 
     def _page(self, text: str) -> str:
-        whole = self._rounds * len(self._done)
+        whole = sum(self._rounds[name] for name in self._done)
         lines = "<br>".join(escape(line) for line in (text, *self._failed))
         return f'<progress value="{sum(self._done.values())}" max="{whole}"></progress> {lines}'
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from device_runtime.simulation.compare.run_folder import SERVED, RunName, model_
 from device_runtime.simulation.data.loading import prepared_targets
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.history.records import SimulatedRound
-from device_runtime.simulation.report import canvas, table
+from device_runtime.simulation.report import canvas
 from device_runtime.simulation.report.canvas import ComparedRuns, Drawing, read_comparison
 from device_runtime.simulation.report.devices import (
     DeviceTable,
@@ -34,11 +35,12 @@ from device_runtime.simulation.report.devices import (
     device_table,
     update_table,
 )
+from device_runtime.simulation.report.headline import HasFigures, sentence, short_table
 from device_runtime.simulation.report.write import (
     PICTURES,
-    HasFigures,
     all_figures,
     everything,
+    short,
     tables,
     with_notes,
     write,
@@ -151,12 +153,16 @@ class ComparedFolders:
         """Mean and deviation over the seeds, by policy and by the names of `RunFigures`."""
         return self._of.summary
 
-    def table(self, width: int | None = None) -> str:
-        """The tables as text; those wider than `width` characters are cut into several."""
-        return "\n".join([self._text(width), *(f"not finished: {name}" for name in self.unfinished)])
+    def table(self, width: int | None = None, whole: bool = False) -> str:
+        """The best policy in a sentence, and a table with a row for each; `whole`: all tables.
 
-    def _text(self, width: int | None) -> str:
-        return tables(self._of, width)
+        Tables wider than `width` characters are cut into several.
+        """
+        unfinished = (f"not finished: {name}" for name in self.unfinished)
+        return "\n".join([self._text(width, whole), *unfinished])
+
+    def _text(self, width: int | None, whole: bool) -> str:
+        return (tables if whole else short)(self._of, width)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values, for JSON: accuracies from 0 to 1, seconds, bytes, joules.
@@ -173,8 +179,8 @@ class ComparedFolders:
         return f"<{type(self).__name__} of {', '.join(self.policies)}>"
 
     def _repr_html_(self) -> str:
-        """The main table, as a notebook shows it."""
-        return table.main_table(self.summary, self._of.terms).html()
+        """The sentence and the short table, as a notebook shows them."""
+        return f"<p>{escape(sentence(self._of))}</p>{short_table(self._of).html()}"
 
 
 class SimulationResult(ComparedFolders):
@@ -236,7 +242,7 @@ class SimulationResult(ComparedFolders):
         return drawing
 
     def report(self, folder: str | Path | None = None) -> Path:
-        """Writes the report into a folder, by default that of the runs: report.html and two data files.
+        """Writes the report into a folder, by default that of the runs: report.html, a plot, two data files.
 
         Returns the path of the page. Raises ModuleNotFoundError without matplotlib, and OSError.
         """
@@ -282,8 +288,8 @@ class SimulationResult(ComparedFolders):
             raise SimulationError(f"there is no run of {which}; there are {', '.join(map(str, names))}")
         return chosen
 
-    def _text(self, width: int | None) -> str:
-        return with_notes(self._compared, width)
+    def _text(self, width: int | None, whole: bool) -> str:
+        return with_notes(self._compared, width, whole)
 
     def _figures(self) -> dict[str, object]:
         return everything(self._compared)
@@ -295,7 +301,7 @@ class SimulationResult(ComparedFolders):
 
 
 def needs_matplotlib() -> None:
-    """Raises ModuleNotFoundError without matplotlib."""
+    """Raises ModuleNotFoundError without matplotlib, with what to install."""
     if find_spec("matplotlib") is None:
         why = "pictures need matplotlib: pip install 'device-runtime[simulation]'"
         raise ModuleNotFoundError(why, name="matplotlib")

@@ -7,8 +7,8 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,12 @@ from device_runtime.simulation.compare.completing import (
     may_run_elsewhere,
     working_in,
 )
-from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned
+from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, counted_seeds, planned
 from device_runtime.simulation.data import DataSpec
 from device_runtime.simulation.data.loading import LastDataSet
 from device_runtime.simulation.errors import ScenarioError
 from device_runtime.simulation.executors.choice import ExecutorRequest
-from device_runtime.simulation.report.write import side_by_side
+from device_runtime.simulation.report.folders import side_by_side
 from device_runtime.simulation.rounds.callbacks import Callback
 from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.simulation.scenarios.scenario import Scenario
@@ -71,7 +71,7 @@ def simulate(
     data: DataSpec | None = None,
     policies: Sequence[Policy] | None = None,
     kinds: Iterable[Kind] | None = None,
-    seeds: int | None = None,
+    seeds: int | Sequence[int] | None = None,
     devices: int | None = None,
     rounds: int | None = None,
     deadline: float | str | None = None,
@@ -99,7 +99,9 @@ def simulate(
     afford), fedavg, heterofl and other systems, the name of a kind, or the class of an own choice policy
     (default: mixed).
     kinds: the kinds of update that the policy `mixed` offers, the preferred first (default: the task's).
-    seeds: run with seeds 0 to `seeds` - 1 (default: 1). devices: in the fleet (default: 100).
+    seeds: run with seeds 0 to `seeds` - 1 (default: 1), or with those listed: this call then does a part of a
+    comparison, in a folder of its own or in one with others, which `compare` joins.
+    devices: in the fleet (default: 100).
     rounds: of the task (default: as a Task or Scenario says, 20 of a bundle).
     deadline: of a round, in seconds, or such as "30% stragglers": the seconds are found for the fleet, and
     logged (default: as a Task or Scenario says).
@@ -134,34 +136,31 @@ def simulate(
             "simulate was called while another process loaded this file for its classes: "
             'put the call below `if __name__ == "__main__":`'
         )
-    by_torch = EngineSettings(precision=precision or "float32", device=device or "cpu").for_torch
-    code = _exported(OwnCode(task, module, loss), data, by_torch, progress is not False)
+    trained_by = TorchSettings(device, precision)
+    code = exported(OwnCode(task, module, loss), data, trained_by, progress is not False)
     request = executor if isinstance(executor, ExecutorRequest) else ExecutorRequest(executor)
-    run = RunOptions(request, tuple(callbacks), keep_models=_count("keep_models", keep_models) or 0)
+    run = RunOptions(request, tuple(callbacks), keep_models=count_of("keep_models", keep_models) or 0)
     scenario = scenario_of(
         code.task, fleet=fleet, data=data, devices=devices, rounds=rounds, deadline=deadline, kinds=kinds
     )
     named = None if policies is None else tuple(dict.fromkeys(_names(policies)))
     selection = WantedRuns(
         policies=named,
-        seeds=_count("seeds", seeds),
+        seeds=seeds_of(seeds),
         command="device_runtime.simulate(..)",
         usual=("mixed",),
+        part=seeds is not None and not isinstance(seeds, int),
     )
     folder = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="device-runtime-"))
     try:
         with ExitStack() as named_here:
-            source, own_loss = (
-                named_here.enter_context(source_of(each or "")) for each in (code.module, code.loss)
-            )
-            over = {"module": source or None, "own_loss": own_loss or None}
-            scenario = _on(scenario, over | {"place": device, "precision": precision})
+            scenario = named_here.enter_context(trained_by_code(scenario, code, trained_by))
             if metrics is not None:
                 measured = tuple(named_here.enter_context(metric_source(each)) for each in metrics)
                 task = msgspec.structs.replace(scenario.task, metrics=measured)
                 scenario = msgspec.structs.replace(scenario, task=task)
             plan = planned(scenario, selection, folder)
-            done = _completed(plan, run, _count("parallel", parallel), progress)
+            done = _completed(plan, run, count_of("parallel", parallel), progress)
         return SimulationResult(done, temporary=run_dir is None)
     except BaseException:
         if run_dir is None:
@@ -192,10 +191,10 @@ def scenario_of(
         if not isinstance(data, DataSpec):
             raise ScenarioError(f"data is {data!r}, expected samples as device_runtime.data names them")
         changes["data"] = data
-    if _count("devices", devices) is not None:
+    if count_of("devices", devices) is not None:
         changes["devices"] = devices
     new_task = scenario.task if kinds is None else scenario.task.naming(offered(kinds))
-    if _count("rounds", rounds) is not None:
+    if count_of("rounds", rounds) is not None:
         new_task = msgspec.structs.replace(new_task, rounds=rounds)
     if isinstance(deadline, str):
         changes["stragglers"] = _share(deadline)
@@ -226,20 +225,21 @@ def offered(kinds: Iterable[Kind]) -> tuple[KindSettings, ...]:
     return tuple(_entry(kind, mixed=len(entries) > 1) for kind in entries)
 
 
-def compare(*folders: str | Path) -> ComparedFolders:
+def compare(*folders: str | Path, apart: bool = False) -> ComparedFolders:
     """Compares the finished runs of several folders on common terms, such as the earliest end of all.
 
-    Raises ScenarioError for a folder that is not of a simulation, and where nothing is finished or no folder
-    is given.
+    Folders of the same scenario are parts of one comparison, and joined by policy and seed; apart: each is
+    shown by itself. Raises ScenarioError for a folder that is not of a simulation, where nothing is finished
+    or no folder is given, and for a run that two parts have and that differs between them.
 
     >>> for policy in ("few-shot", "class-means"):
     ...     _ = simulate(policies=[policy], devices=10, rounds=1, run_dir=f"runs/{policy}")
     >>> compare("runs/few-shot", "runs/class-means").policies
-    ('few-shot/few-shot', 'class-means/class-means')
+    ('few-shot', 'class-means')
     """
     if not folders:
         raise ScenarioError("compare needs the folders of simulations")
-    comparison = side_by_side([Path(folder) for folder in folders])
+    comparison = side_by_side([Path(folder) for folder in folders], apart)
     return ComparedFolders(comparison, comparison.unfinished)
 
 
@@ -256,9 +256,10 @@ def _completed(
         run = replace(run, load=LastDataSet().load)
     check_runs(plan, run)
     options = CompletionOptions(run, parallel, here)
-    with working_in(plan.folder) as lock:
+    parts = [plan.of(name) for name in plan.names] if plan.part else []
+    with working_in(plan.folder, parts) as locks:
         rounds = plan.scenario.task.rounds
-        done, failed = complete(plan, options, lambda missing: view_of(progress, missing, rounds), lock)
+        done, failed = complete(plan, options, lambda missing: view_of(progress, missing, rounds), locks)
     if failed is not None:
         warnings.warn(f"left out: {', '.join(done.without)} ({failed})", RuntimeWarning, stacklevel=3)
     return done
@@ -273,11 +274,32 @@ class OwnCode:
     loss: Callable[..., Any] | str | None
 
 
-def _exported(code: OwnCode, data: DataSpec | None, by_torch: bool, progress: bool) -> OwnCode:
+@dataclass(frozen=True)
+class TorchSettings:
+    """The wanted device and precision of training; None: as a scenario says."""
+
+    device: str | None
+    precision: str | None
+
+    @property
+    def needed(self) -> bool:
+        """Whether torch alone has them."""
+        return EngineSettings(precision=self.precision or "float32", device=self.device or "cpu").for_torch
+
+
+@contextmanager
+def trained_by_code(scenario: Scenario, code: OwnCode, settings: TorchSettings) -> Iterator[Scenario]:
+    """The scenario with this code and these settings, as long as the code can be looked up."""
+    with source_of(code.module or "") as source, source_of(code.loss or "") as own_loss:
+        over = {"module": source or None, "own_loss": own_loss or None}
+        yield _on(scenario, over | {"place": settings.device, "precision": settings.precision})
+
+
+def exported(code: OwnCode, data: DataSpec | None, settings: TorchSettings, progress: bool) -> OwnCode:
     """With the bundle that a network without a task is exported as.
 
-    It is trained by torch where it is given as `module`, and with `by_torch`. Raises ScenarioError, and as
-    `export_for` does.
+    It is trained by torch where it is given as `module`, and where the settings need it. Raises
+    ScenarioError, and as `export_for` does.
     """
     task, module, loss = code.task, code.module, code.loss
     torch = sys.modules.get("torch")
@@ -293,7 +315,7 @@ def _exported(code: OwnCode, data: DataSpec | None, by_torch: bool, progress: bo
     with source_of(task if alone else module) as source:
         function = own_function(loss) if isinstance(loss, str) and ":" in loss else loss
         bundle = export_for(own_network(source, {}), data, function or "", progress)
-    if alone and by_torch:
+    if alone and settings.needed:
         module = task
     return OwnCode(bundle, module, loss if module is not None and callable(function) else None)
 
@@ -368,7 +390,17 @@ def _share(deadline: str) -> float:
     return share
 
 
-def _count(name: str, value: int | None) -> int | None:
+def seeds_of(seeds: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
+    """The seeds as `WantedRuns` has them. Raises ScenarioError."""
+    if seeds is None or isinstance(seeds, int):
+        return count_of("seeds", seeds)
+    listed = tuple(seeds)
+    if not listed or not all(isinstance(seed, int) and seed >= 0 for seed in listed):
+        raise ScenarioError(f"seeds is {seeds!r}, expected a number of seeds, or whole numbers from 0 on")
+    return counted_seeds(listed)
+
+
+def count_of(name: str, value: int | None) -> int | None:
     if value is not None and (not isinstance(value, int) or value < 1):
         raise ScenarioError(f"{name} is {value!r}, expected a whole number, 1 or more")
     return value

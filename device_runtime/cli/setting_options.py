@@ -38,7 +38,7 @@ def add_settings(
         elif entry.type is Path:
             how["type"] = Path
         text = _help(entry, defaults.get(name, entry.default))
-        options.add_argument(f"--{_flag(entry)}", default=None, help=text.replace("%", "%%"), **how)
+        options.add_argument(f"--{entry.option}", default=None, help=text.replace("%", "%%"), **how)
 
 
 def option_values(
@@ -47,7 +47,7 @@ def option_values(
     """The values of the options that were given, as keys and tables of the settings."""
     table: dict[str, Any] = {}
     for name, entry in _optional(settings, without):
-        value = getattr(options, _flag(entry).replace("-", "_"))
+        value = getattr(options, entry.option.replace("-", "_"))
         if value is not None:
             *outer, key = name.split(".")
             inner = table
@@ -69,10 +69,6 @@ def _optional(
             yield name, entry
         elif entry.table is not None and not entry.item:
             yield from _optional(entry.table, without, f"{name}.")
-
-
-def _flag(entry: SettingField) -> str:
-    return entry.setting.flag or entry.name.removesuffix("_s").replace("_", "-")
 
 
 def _metavar(entry: SettingField) -> str:

@@ -192,6 +192,11 @@ class SettingField:
         return get_args(self.type) if get_origin(self.type) is Literal else self.setting.choices
 
     @property
+    def option(self) -> str:
+        """Its option on a command line, without dashes in front."""
+        return self.setting.flag or self.name.removesuffix("_s").replace("_", "-")
+
+    @property
     def item(self) -> Any:
         """The type of the items of a list; None for any other field."""
         return get_args(self.type)[0] if get_origin(self.type) is tuple else None

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import device_runtime as dr
-from device_runtime.api import aggregating, data, device, exporting, simulating
+from device_runtime.api import aggregating, data, device, exporting, simulating, sweeping
 from device_runtime.profiles.fleets import fleet
 
 ROOT = Path(__file__).parents[2]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-MODULES = (aggregating, data, device, exporting, fleet, simulating)
+MODULES = (aggregating, data, device, exporting, fleet, simulating, sweeping)
 
 
 def blocks(page):
@@ -53,7 +53,7 @@ def test_examples_of_docstrings_that_train_are_true(test, handwritten):
 
 def test_every_function_and_class_of_the_api_has_an_example():
     examples_of = {test.name.rpartition(".")[2] for module in MODULES for test in examples(module)}
-    names = {"Aggregator", "Device", "compare", "export", "simulate", *data.__all__}
+    names = {"Aggregator", "Device", "compare", "export", "simulate", "sweep", *data.__all__}
     assert names - {"DataSpec", "GroupData"} <= examples_of
 
 
@@ -84,7 +84,9 @@ def test_the_whole_page_runs_from_top_to_bottom(capsys):
 def test_the_run_of_the_readme_is_true(capsys):
     [block] = blocks("README.md")
     exec(block, {})  # noqa: S102
-    assert capsys.readouterr().out.split()[:2] == ["mixed", "fedavg"]
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"mixed [\d.]+%, .* points over fedavg at equal time", lines[0])
+    assert [line.split()[0] for line in lines[4:6]] == ["mixed", "fedavg"]
 
 
 def test_the_page_is_short_and_names_every_public_name():

@@ -25,9 +25,11 @@ def test_a_run_has_its_curve_and_figures(small):
 
 
 def test_the_table_is_that_of_the_command(small):
-    table = small.table()
-    assert table.splitlines()[0].split() == ["few-shot", "class-means"]
-    assert "accuracy at equal rounds, time, energy and bytes" in table
+    table, whole = small.table(), small.table(whole=True)
+    assert [line.split()[0] for line in table.splitlines()[4:6]] == ["few-shot", "class-means"]
+    assert table.splitlines()[0] == whole.splitlines()[0]
+    assert "points over" in table.splitlines()[0]
+    assert "accuracy at equal rounds, time, energy and bytes" in whole
     narrow = small.table(width=40)
     assert len(narrow.splitlines()) > len(table.splitlines())
 
@@ -91,12 +93,14 @@ def test_the_report_is_a_page_in_the_folder_that_is_given(small, tmp_path):
     page = small.report(tmp_path / "report")
     assert page == tmp_path / "report" / "report.html"
     assert "device_runtime.simulate" in page.read_text("utf-8")
-    assert {path.name for path in page.parent.iterdir()} == {"report.html", "rounds.csv", "summary.json"}
+    assert {path.name for path in page.parent.iterdir()} == {
+        "report.html", "accuracy.png", "rounds.csv", "summary.json",
+    }  # fmt: skip
 
 
-def test_notebooks_show_the_main_table(small):
+def test_notebooks_show_the_sentence_and_the_short_table(small):
     page = small._repr_html_()
-    assert page.startswith("<table>") and "class-means</th>" in page and "final accuracy" in page
+    assert page.startswith("<p>") and "class-means</th>" in page and "at the end" in page
     assert repr(small) == "<SimulationResult of few-shot, class-means>"
 
 

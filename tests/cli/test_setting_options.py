@@ -14,7 +14,7 @@ from device_runtime.cli import main
 from device_runtime.cli.operator import serve
 from device_runtime.cli.research import simulate
 from device_runtime.cli.research.simulate_options import NOT_SIMULATED
-from device_runtime.cli.setting_options import _flag, _optional, add_settings, option_values
+from device_runtime.cli.setting_options import _optional, add_settings, option_values
 from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.strategies.settings import REQUIRED, Setting
 
@@ -49,11 +49,11 @@ def parser_of(command):
 
 
 def test_the_flags_of_a_task_keep_their_names():
-    assert set(FLAGS.split()) <= {f"--{_flag(entry)}" for _, _, entry in DECLARED}
+    assert set(FLAGS.split()) <= {f"--{entry.option}" for _, _, entry in DECLARED}
 
 
 def test_the_flags_of_the_service_keep_their_names_and_are_read_as_its_file_is(tmp_path):
-    assert {f"--{_flag(entry)}" for _, entry in _optional(ServerConfig, ())} == set(FLAGS_OF_SERVER.split())
+    assert {f"--{entry.option}" for _, entry in _optional(ServerConfig, ())} == set(FLAGS_OF_SERVER.split())
     words = "--broker=mqtts://fl@there --insecure --http=:80 --http-open --database=postgresql://db/fl"
     options = parser_of(serve).parse_args([*words.split(), "--workers=2", f"--run-dir={tmp_path}"])
     config = serve.server_config(options)
@@ -72,7 +72,7 @@ def test_only_tables_and_what_a_simulation_has_not_have_no_flag():
 
 @pytest.mark.parametrize(("command", "owner", "name", "entry"), OF_COMMANDS, ids=IDS)
 def test_serve_and_simulate_agree_with_the_declaration(command, owner, name, entry, capsys):
-    parser, flag, setting = parser_of(command), f"--{_flag(entry)}", entry.setting
+    parser, flag, setting = parser_of(command), f"--{entry.option}", entry.setting
     [action] = [action for action in parser._actions if flag in action.option_strings]
     assert tuple(action.choices or ()) == entry.choices
     default = scenarios.TASK_DEFAULTS.get(name, entry.default) if command is simulate else entry.default

@@ -14,34 +14,38 @@ from typing import TYPE_CHECKING
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task
-from device_runtime.cli.options import add_format, add_plugins, count, load_plugins, positive
+from device_runtime.cli.options import add_format, add_plugins, count, listed, load_plugins, positive
 from device_runtime.cli.setting_options import add_settings
 from device_runtime.models.available_engines.available import AUTO, ENGINES
 from device_runtime.models.bundles.names import TRAINING_PRECISIONS
 from device_runtime.simulation.compare.completing import (
     CompletionOptions,
-    RunOptions,
     check_runs,
     complete,
     perform,
     working_in,
 )
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, scenario_in
-from device_runtime.simulation.compare.progress import (
-    NoProgress,
-    ProgressBars,
-    ProgressLines,
-    ProgressView,
-    ProgressWriter,
-)
+from device_runtime.simulation.compare.progress import ProgressView, ProgressWriter
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.running import end_with_parent
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors import choice
-from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.scenarios import scenario as scenarios
 
-from .simulate_options import NOT_SIMULATED, PRESET, add_data, description, plan_of, presets, resume_hint
+from .simulate_options import (
+    NOT_SIMULATED,
+    PRESET,
+    add_data,
+    description,
+    plan_of,
+    presets,
+    resume_hint,
+    run_options,
+    unwritable,
+    view,
+)
+from .simulate_sweep import add_sweep, is_sweep, run_sweep
 
 if TYPE_CHECKING:
     from device_runtime.simulation.report.write import WrittenReport
@@ -99,11 +103,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")
     add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: 1).")
     add(
+        "--policy",
+        action="extend",
+        default=[],
+        type=listed,
+        metavar="P,..",
+        help="Do only these policies of a comparison, while other machines do others; may be repeated.",
+    )
+    add(
+        "--seed",
+        action="extend",
+        default=[],
+        type=_seeds,
+        metavar="N,..",
+        help="Do only these seeds of a comparison; `device-runtime compare` joins parts; may be repeated.",
+    )
+    add(
         "--target",
         type=_percentage,
         metavar="PERCENT",
         help="Measure the time to this accuracy (default: what all reach, above chance).",
     )
+    add_sweep(parser)
     _add_performance(parser)
     add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
     add(
@@ -118,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Write devices.csv and updates.csv into it: a row for each device, and for each update.",
     )
+    add("--all-tables", action="store_true", help="Print all tables, which the report page has too.")
     add_format(parser)
     add_plugins(parser)
     add("--only", help=argparse.SUPPRESS)
@@ -174,24 +196,33 @@ def run(options: argparse.Namespace) -> int:
         log.warning(
             "--probes has no effect any more: `python -m benchmarks.local_models` compares local models"
         )
+    if is_sweep(options):
+        _check_plots()
+        return run_sweep(options)
     plan = plan_of(options)
     try:
-        check_runs(plan, _run_options(options))
-        if importlib.util.find_spec("matplotlib") is None:  # told before anything is run, not at the end
-            raise ModuleNotFoundError("no plots without matplotlib", name="matplotlib")
-        with working_in(plan.folder) as lock:
-            report, failed = _simulated(plan, options, lock)
+        check_runs(plan, run_options(options))
+        _check_plots()
+        parts = [plan.of(name) for name in plan.names] if plan.part else []
+        with working_in(plan.folder, parts) as locks:
+            report, failed = _simulated(plan, options, locks)
     except OSError as error:
-        raise _unwritable(error, plan.folder) from None
+        raise unwritable(error, plan.folder) from None
     wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(report.json() if options.format == "json" else report.text(wide))
+    print(report.json() if options.format == "json" else report.text(wide, options.all_tables))
     if failed is not None:
         raise failed
     return 0
 
 
+def _check_plots() -> None:
+    """Raises ModuleNotFoundError before anything is run, not at the end."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("no plots without matplotlib", name="matplotlib")
+
+
 def _simulated(
-    plan: ComparisonPlan, options: argparse.Namespace, lock: int
+    plan: ComparisonPlan, options: argparse.Namespace, locks: tuple[int, ...]
 ) -> tuple[WrittenReport, SimulationError | None]:
     """The report of the policies that could be run, and the error of the others, if any."""
     from device_runtime.simulation.report.write import write
@@ -202,11 +233,11 @@ def _simulated(
         out = sys.stderr if options.format == "json" else sys.stdout
         print(description(plan, missing), file=out, flush=True)
         begun.extend(missing)
-        return _view(missing, plan, options)
+        return view(missing, plan.scenario.task.rounds, options)
 
-    how = CompletionOptions(_run_options(options), options.parallel)
+    how = CompletionOptions(run_options(options), options.parallel)
     try:
-        done, failed = complete(plan, how, begin, lock)
+        done, failed = complete(plan, how, begin, locks)
     except KeyboardInterrupt:
         if begun:
             finished = len(plan.names) - len(plan.missing())
@@ -227,41 +258,32 @@ def _perform(options: argparse.Namespace) -> int:
     plan = ComparisonPlan(scenario, Comparison(policies=(policy,)), options.run_dir)
     teller = ProgressWriter(sys.stdout)
     try:
-        perform(scenario, name, plan.of(name), _run_options(options), teller)
+        perform(scenario, name, plan.of(name), run_options(options), teller)
     except BrokenPipeError:  # the command that started this process has ended
         raise
     except OSError as error:
-        failed = _unwritable(error, plan.of(name))
+        failed = unwritable(error, plan.of(name))
         teller.fail(str(failed))
         raise failed from None
     return 0
 
 
-def _unwritable(error: OSError, folder: Path) -> SimulationError:
-    """A SimulationError for an OSError, such as no space left or no permission."""
-    return SimulationError(f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
-
-
-def _run_options(options: argparse.Namespace) -> RunOptions:
-    request = ExecutorRequest(options.executor, options.workers, options.address)
-    tracked = tuple(options.track)
-    return RunOptions(request, trackers=tracked, turn=options.turn, keep_models=options.keep_models)
-
-
-def _view(missing: Sequence[RunName], plan: ComparisonPlan, options: argparse.Namespace) -> ProgressView:
-    rounds = plan.scenario.task.rounds
-    if not missing:
-        return NoProgress()
-    if options.format == "json":
-        return ProgressLines(missing, rounds, sys.stderr)
-    return (
-        ProgressBars(missing, rounds) if sys.stdout.isatty() else ProgressLines(missing, rounds, sys.stdout)
-    )
-
-
 def _whole(text: str) -> int:
     """An argument that is a whole number, 0 or more."""
     return 0 if text == "0" else count(text)
+
+
+def _seeds(text: str) -> list[int]:
+    """An argument of whole numbers from 0 on, separated by commas."""
+    try:
+        numbers = [int(word) for word in listed(text)]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected seeds, whole numbers from 0 on, such as 3 or 3,4"
+        )
+    return numbers
 
 
 def _percentage(text: str) -> float:

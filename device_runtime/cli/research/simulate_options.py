@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,11 +17,26 @@ from device_runtime.cli.options import COLUMN_FLAGS, COLUMN_HELP, listed, positi
 from device_runtime.cli.setting_options import option_values
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.profiles.fleets.fleet import FleetSpec
+from device_runtime.simulation.compare.completing import RunOptions
 from device_runtime.simulation.compare.figures import asked_devices, duration
-from device_runtime.simulation.compare.plan import ComparisonPlan, WantedRuns, planned, scenario_in
+from device_runtime.simulation.compare.plan import (
+    ComparisonPlan,
+    WantedRuns,
+    counted_seeds,
+    planned,
+    scenario_in,
+)
+from device_runtime.simulation.compare.progress import (
+    NoProgress,
+    ProgressBars,
+    ProgressLines,
+    ProgressView,
+    Rounds,
+)
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.data.spec import PARTITIONS, SOURCES
-from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.errors import ScenarioError, SimulationError
+from device_runtime.simulation.executors.choice import ExecutorRequest
 from device_runtime.simulation.scenarios import scenario as scenarios
 from device_runtime.simulation.scenarios.scenario import Scenario
 
@@ -70,7 +86,7 @@ def plan_of(options: argparse.Namespace) -> ComparisonPlan:
 
     Raises ScenarioError.
     """
-    over = _over(options)
+    over = overrides(options)
     before = scenario_in(options.run_dir) if options.run_dir else None
     if before is not None and options.scenario is None and not over:
         scenario = before
@@ -79,12 +95,15 @@ def plan_of(options: argparse.Namespace) -> ComparisonPlan:
         scenario = msgspec.structs.replace(before, task=task)
     else:
         scenario = scenarios.load(options.scenario or PRESET, over)
+    if options.seeds and options.seed:
+        raise ScenarioError("--seed and --seeds both say the seeds: give one of them")
     selection = WantedRuns(
-        policies=_policies(options.compare) if options.compare else None,
-        seeds=options.seeds,
+        policies=policies_of(options) or None,
+        seeds=counted_seeds(options.seed) if options.seed else options.seeds,
         target=options.target,
         command=shlex.join(["device-runtime", *sys.argv[1:]]),
         usual=SCENARIO_POLICIES if options.scenario else PRESET_POLICIES,
+        part=bool(options.policy or options.seed),
     )
     return planned(scenario, selection, options.run_dir)
 
@@ -94,7 +113,10 @@ def description(plan: ComparisonPlan, missing: Sequence[RunName]) -> str:
     scenario, task, comparison = plan.scenario, plan.scenario.task, plan.comparison
     runs = len(plan.names)
     rest = runs - len(missing)
-    seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
+    numbers = comparison.seed_numbers
+    seeds = f"{len(numbers)} seed{'s' if len(numbers) > 1 else ''}"
+    if not isinstance(comparison.seeds, int):
+        seeds = f"seed{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
     return (
         f"{scenario.name}: {scenario.devices:,} devices of fleet {scenario.fleet.name}, "
         f"{scenario.data.source} divided by {scenario.data.partition}; {task.rounds} rounds of at most "
@@ -108,7 +130,33 @@ def description(plan: ComparisonPlan, missing: Sequence[RunName]) -> str:
 def resume_hint(plan: ComparisonPlan, own: Sequence[str]) -> str:
     """The command that goes on with a comparison that was stopped. own: the values of `--kind`."""
     named = [word for source in own for word in ("--kind", source)]
+    if plan.part:
+        named += ["--policy", ",".join(plan.comparison.policies)]
+        named += ["--seed", ",".join(map(str, plan.comparison.seed_numbers))]
     return f"go on with: {shlex.join(['device-runtime', 'simulate', '--run-dir', str(plan.folder), *named])}"
+
+
+def unwritable(error: OSError, folder: Path) -> SimulationError:
+    """A SimulationError for an OSError, such as no space left or no permission."""
+    return SimulationError(f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
+
+
+def run_options(options: argparse.Namespace) -> RunOptions:
+    """The executor, the trackers, and the models to keep."""
+    request = ExecutorRequest(options.executor, options.workers, options.address)
+    tracked = tuple(options.track)
+    return RunOptions(request, trackers=tracked, turn=options.turn, keep_models=options.keep_models)
+
+
+def view(missing: Sequence[RunName], rounds: Rounds, options: argparse.Namespace) -> ProgressView:
+    """The view of these runs: lines or bars on standard output, with JSON on standard error."""
+    if not missing:
+        return NoProgress()
+    if options.format == "json":
+        return ProgressLines(missing, rounds, sys.stderr)
+    return (
+        ProgressBars(missing, rounds) if sys.stdout.isatty() else ProgressLines(missing, rounds, sys.stdout)
+    )
 
 
 def presets() -> str:
@@ -137,19 +185,28 @@ def _of_fleet(spec: FleetSpec) -> str:
     return ", ".join(f"{group.share / whole:.0%} {name}" for name, group in spec.groups.items())
 
 
-def _over(options: argparse.Namespace) -> dict[str, Any]:
+def overrides(options: argparse.Namespace) -> dict[str, Any]:
     """The given flags, as tables of a scenario."""
+    validation = {} if options.validation_share is None else {"validation_share": options.validation_share}
     over: dict[str, Any] = {
         "task": option_values(options, Task, NOT_SIMULATED),
         "all_kinds": option_values(options, SharedSettings),
-        "data": data_values(options),
+        "data": data_values(options) | validation,
         "devices": options.devices,
         "engine": options.engine,
         "place": options.place,
         "module": options.module,
+        "own_loss": options.own_loss,
         "precision": options.precision,
     }
     return {name: value for name, value in over.items() if value not in ({}, None)}
+
+
+def policies_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The policies of --compare or --policy; empty for neither. Raises ScenarioError for both."""
+    if options.compare and options.policy:
+        raise ScenarioError("--policy and --compare both name the policies: give one of them")
+    return _policies(options.compare) if options.compare else tuple(dict.fromkeys(options.policy))
 
 
 def _policies(text: str) -> tuple[str, ...]:

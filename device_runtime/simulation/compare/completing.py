@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -43,10 +43,10 @@ from device_runtime.strategies.interface.kind import AnyStrategy, inapplicable_r
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.plugins import Plugin
 
-from .plan import ComparisonPlan, check
+from .plan import RUNS, ComparisonPlan, check, whole_plan_in
 from .progress import Message, ProgressReporter, ProgressView, RoundDone, UpdatesTrained
 from .run_folder import ASKS, RunFiles, RunInfo, RunName, fingerprint, lineage, read, rounds_of
-from .running import ProcessOptions, folder_lock, has_command, interruptible, run_all
+from .running import ProcessOptions, RunJob, folder_lock, has_command, interruptible, run_jobs
 
 Begin = Callable[[Sequence[RunName]], ProgressView]
 """Gives the view of these runs, which are about to begin; there may be none."""
@@ -78,32 +78,37 @@ def check_runs(plan: ComparisonPlan, options: RunOptions) -> None:
 
 
 @contextmanager
-def working_in(folder: Path) -> Iterator[int]:
-    """Makes and locks the folder, for runs that signals interrupt; gives the lock's file descriptor.
+def working_in(folder: Path, parts: Sequence[Path] = ()) -> Iterator[tuple[int, ...]]:
+    """Makes and locks the folder, for runs that signals interrupt; gives the locks' file descriptors.
 
-    Raises ScenarioError while another simulation works there, and OSError.
+    parts: only these folders in it, of the runs that are done here, so that others can be done at the same
+    time. Raises ScenarioError while another simulation works there, and OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with interruptible(), folder_lock(folder) as lock:
-        yield lock
+    with interruptible(), ExitStack() as stack:
+        locks = [stack.enter_context(folder_lock(folder, shared=bool(parts)))]
+        for part in parts:
+            part.mkdir(parents=True, exist_ok=True)
+            locks.append(stack.enter_context(folder_lock(part)))
+        yield tuple(locks)
 
 
 def complete(
-    plan: ComparisonPlan, options: CompletionOptions, begin: Begin, lock: int
+    plan: ComparisonPlan, options: CompletionOptions, begin: Begin, locks: tuple[int, ...]
 ) -> tuple[ComparisonPlan, SimulationError | None]:
-    """Does every missing run; `lock` is that of `working_in`.
+    """Does every missing run; `locks` are those of `working_in`.
 
-    Returns the plan and None or, where runs failed, the plan without their policies and the first error.
+    Returns the plan, or that of the whole comparison if all of its parts are now finished in the folder, and
+    None; where runs failed, the plan without their policies and the first error.
     Raises SimulationError if no policy is left, CallbackError, and KeyboardInterrupt: finished runs are kept.
     """
-    plan.save()
-    missing = plan.missing()
-    view = begin(missing)
+    (plan.folder / RUNS).mkdir(parents=True, exist_ok=True)
+    with folder_lock(plan.folder / RUNS):  # commands that do other parts write the same file
+        plan.save()
+    jobs = {name: RunJob(plan, name) for name in plan.missing()}
+    view = begin(tuple(jobs))
     try:
-        if missing and options.here:
-            _run_here(plan, missing, options.run, view)
-        elif missing:
-            _run_elsewhere(plan, missing, options, (lock, view))
+        do_runs(jobs, options, view, locks)
     except RunsFailed as error:
         rest = plan.finished({policy: why for (policy, _), why in error.whys.items()})
         if not rest.comparison.policies:
@@ -111,6 +116,8 @@ def complete(
         return rest, error
     finally:
         view.close()
+    if plan.part and not (whole := whole_plan_in(plan.folder)).missing():
+        return whole, None
     return plan, None
 
 
@@ -132,15 +139,22 @@ def may_run_elsewhere(plan: ComparisonPlan) -> bool:
     )
 
 
-def _run_elsewhere(
-    plan: ComparisonPlan,
-    missing: Sequence[RunName],
-    options: CompletionOptions,
-    shared: tuple[int, ProgressView],
+def do_runs(
+    jobs: Mapping[RunName, RunJob], options: CompletionOptions, view: ProgressView, locks: tuple[int, ...]
 ) -> None:
-    lock, view = shared
+    """Does these runs, of one comparison or several, in other processes or here; the view gets their names.
+
+    If a run fails the others continue; then RunsFailed is raised. Raises CallbackError at once.
+    """
+    if jobs and options.here:
+        _run_here(jobs, options.run, view)
+    elif jobs:
+        run_jobs(jobs, _processes(len(jobs), options, locks), view)
+
+
+def _processes(runs: int, options: CompletionOptions, locks: tuple[int, ...]) -> ProcessOptions:
     request = options.run.executor
-    parallel = min(options.parallel or usable_cores(), len(missing))
+    parallel = min(options.parallel or usable_cores(), runs)
     workers = request.workers or max(1, usable_cores() // parallel)
     arguments = ["--executor", request.name, "--workers", str(workers)]
     if request.address:
@@ -149,22 +163,16 @@ def _run_elsewhere(
         arguments += ["--keep-models", str(options.run.keep_models)]
     for tracker in options.run.trackers:
         arguments += ["--track", tracker]
-    run_all(plan, missing, ProcessOptions(tuple(arguments), parallel, workers, (lock,)), view)
+    return ProcessOptions(tuple(arguments), parallel, workers, locks)
 
 
-def _run_here(
-    plan: ComparisonPlan, missing: Sequence[RunName], options: RunOptions, view: ProgressView
-) -> None:
-    """Does runs in this process. If one fails the others continue; then RunsFailed is raised.
-
-    Raises CallbackError at once.
-    """
+def _run_here(jobs: Mapping[RunName, RunJob], options: RunOptions, view: ProgressView) -> None:
     whys: dict[tuple[str, int], str] = {}
     cause: Exception | None = None
-    for name in missing:
+    for name, job in jobs.items():
         why = ""
         try:
-            perform(plan.scenario, name, plan.of(name), options, ProgressReporter(_told(view, name)))
+            perform(job.plan.scenario, job.name, job.folder, options, ProgressReporter(_reporter(view, name)))
         except CallbackError:
             raise
         except (SimulationError, AggregatorError, ModelError, KindError) as error:
@@ -176,7 +184,7 @@ def _run_here(
         raise RunsFailed(whys) from cause
 
 
-def _told(view: ProgressView, name: RunName) -> Callable[[Message], None]:
+def _reporter(view: ProgressView, name: RunName) -> Callable[[Message], None]:
     def tell(message: Message) -> None:
         if isinstance(message, RoundDone):
             view.moved(name, message)

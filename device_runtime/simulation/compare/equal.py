@@ -18,10 +18,10 @@ from device_runtime.simulation.history.metrics import (
 from device_runtime.simulation.history.records import SimulatedRound
 from device_runtime.simulation.scenarios.scenario import Scenario
 
-from .figures import ComparisonTerms, FinishedRun, SeedSpread, Summary, spread
+from .figures import LATEST, ComparisonTerms, FinishedRun, SeedSpread, Summary, spread
 
-LATEST = 5
-"""Evaluations whose accuracies are averaged, because one alone depends on its round's draw of devices."""
+EVERYTHING = ("all classes", "all samples")
+"""The titles of the part that is all of the test samples, with and without classes."""
 POINTS: tuple[Axis, ...] = ("rounds", "time", "energy", "bytes")
 DROPPED = ("drop", "fedavg")
 """The two names of the policy that drops stragglers."""
@@ -99,7 +99,7 @@ HEADS = {"trained head": TRAINED_HEAD, "closed-form head": CLOSED_FORM_HEAD}
 def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[FinishedRun]) -> Iterator[ClassPart]:
     """The parts of the served model, and those of both heads where runs have a closed-form head."""
     heads = HEADS if any(not isnan(line.closed_form_eval_acc) for run in runs for line in run.rounds) else {}
-    yield ClassPart("all classes" if labels else "all samples", SERVED.acc)
+    yield ClassPart(EVERYTHING[0 if labels else 1], SERVED.acc)
     yield from (ClassPart(f"all classes, {title}", model.acc) for title, model in heads.items())
     of_groups = tuple(held_alone(scenario, labels))
     yield from of_groups

@@ -34,6 +34,9 @@ from device_runtime.simulation.scenarios import scenario
 from .plan import ComparisonPlan
 from .run_folder import ASKS, RunInfo, RunName, info_of, read, rounds_of
 
+LATEST = 5
+"""Evaluations whose accuracies are averaged, because one alone depends on its round's draw of devices."""
+
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -85,7 +88,9 @@ class ComparisonTerms:
 class RunFigures:
     """The figures of one run. Accuracies are of the served model, 0 to 1; nan: unknown or never reached.
 
+    acc_at_equal_time: the mean of the last `LATEST` evaluations until then.
     bytes_analytic, passes_analytic: by the papers' formulas; the others are counted.
+    bytes_moved: up and down.
     bytes_after_first: bytes up and down without the first download of each device.
     forward_passes: compute in F.
     learning_efficiency: per second of local training; nan where no update counted.
@@ -100,6 +105,7 @@ class RunFigures:
     virtual_s: float
     bytes_up: float
     bytes_down: float
+    bytes_moved: float
     bytes_after_first: float
     bytes_analytic: float
     energy_j: float
@@ -184,13 +190,14 @@ def figures(run: FinishedRun, at: ComparisonTerms) -> RunFigures:
     bytes_up = sum(line.bytes_up for line in rounds) + unheard.bytes_up
     bytes_down = sum(line.bytes_down for line in rounds) + unheard.bytes_down
     return RunFigures(
-        acc_at_equal_time=curve.when(at.at_s),
+        acc_at_equal_time=curve.when(at.at_s, LATEST),
         final_acc=curve.final,
         best_acc=curve.best,
         time_to_target_s=curve.reaches(at.target),
         virtual_s=run.ends_s,
         bytes_up=bytes_up,
         bytes_down=bytes_down,
+        bytes_moved=bytes_up + bytes_down,
         bytes_after_first=bytes_up + bytes_down - run.tally.first_down,
         bytes_analytic=_bytes_by_formula(run),
         energy_j=sum(line.energy_j for line in rounds) + unheard.energy_j,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.tasks import feasible
+from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.device.engine.profiling import random_samples
 from device_runtime.models.available_engines.available import engine_choice, open_model
 from device_runtime.models.bundles import bundle as bundles
@@ -47,47 +48,70 @@ SCENARIO, COMPARISON, RUNS = "scenario.json", "comparison.json", "runs"
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The contents of comparison.json: every policy is run with seeds 0 to `seeds` - 1.
+    """The contents of comparison.json: every policy is run with seeds 0 to `seeds` - 1, or with those listed.
 
     `target` is the accuracy whose time is measured; None: the one of `figures.terms`. `command` is the
     command typed last. `bundle` is the sha256 of the bundle; empty where it was missing.
     """
 
     policies: tuple[str, ...]
-    seeds: int = 1
+    seeds: int | tuple[int, ...] = 1
     target: float | None = None
     command: str = ""
     bundle: str = ""
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """The seeds, in ascending order."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+    def joined(self, other: Comparison) -> Comparison:
+        """This comparison with the policies and seeds of another one too."""
+        policies = tuple(dict.fromkeys((*other.policies, *self.policies)))
+        seeds = counted_seeds((*other.seed_numbers, *self.seed_numbers))
+        return msgspec.structs.replace(self, policies=policies, seeds=seeds)
+
+
+def counted_seeds(numbers: Iterable[int]) -> int | tuple[int, ...]:
+    """These seeds, as their number where they are 0, 1, .."""
+    seeds = tuple(sorted(set(numbers)))
+    return len(seeds) if seeds == tuple(range(len(seeds))) else seeds
 
 
 @dataclass(frozen=True)
 class WantedRuns:
     """The wanted runs of a comparison; None: as its folder says, or else one seed of the policies `usual`.
 
-    `target` and `command` are those of `Comparison`.
+    `seeds`, `target` and `command` are those of `Comparison`. part: other commands, on other machines too, do
+    further policies and seeds of the same comparison, in folders of their own or in this one.
     """
 
     policies: tuple[str, ...] | None = None
-    seeds: int | None = None
+    seeds: int | tuple[int, ...] | None = None
     target: float | None = None
     command: str = ""
     usual: tuple[str, ...] = (CHOOSE,)
+    part: bool = False
 
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """A comparison and its folder. `without`: policies that are not in its report, and why."""
+    """A comparison and its folder. `without`: policies that are not in its report, and why.
+
+    part: as in `WantedRuns`; the folder's comparison.json then has the runs of all parts.
+    """
 
     scenario: Scenario
     comparison: Comparison
     folder: Path
     without: Mapping[str, str] = field(default_factory=dict)
+    part: bool = False
 
     @property
     def names(self) -> tuple[RunName, ...]:
         """All runs, seed by seed, so that a comparison that is stopped early has runs of every policy."""
-        seeds = range(self.comparison.seeds)
-        return tuple(RunName(policy, seed) for seed in seeds for policy in self.comparison.policies)
+        policies = self.comparison.policies
+        return tuple(RunName(policy, seed) for seed in self.comparison.seed_numbers for policy in policies)
 
     def of(self, name: RunName) -> Path:
         """The folder of one run."""
@@ -124,7 +148,7 @@ class ComparisonPlan:
                 f"{self.folder} holds runs of {old.task.rounds} rounds, which cannot become {rounds}: give "
                 f"--rounds {old.task.rounds} or more, or another --run-dir"
             )
-        if old is None and self.folder.is_dir() and any(self.folder.iterdir()):
+        if old is None and self.folder.is_dir() and any(each.name != RUNS for each in self.folder.iterdir()):
             raise ScenarioError(f"{self.folder} is not the folder of a simulation: give another --run-dir")
         if self.folder.exists() and not self.folder.is_dir():
             raise ScenarioError(f"{self.folder} is not a folder: give another --run-dir")
@@ -140,10 +164,11 @@ class ComparisonPlan:
         """Makes the folder and writes scenario and comparison. Raises as `check_folder` does, and OSError."""
         self.check_folder()
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / SCENARIO).write_bytes(msgspec.json.format(self.scenario.json()) + b"\n")
-        (self.folder / COMPARISON).write_bytes(
-            msgspec.json.format(msgspec.json.encode(self.comparison)) + b"\n"
-        )
+        before = comparison_in(self.folder) if self.part else None
+        comparison = self.comparison if before is None else self.comparison.joined(before)
+        contents = {SCENARIO: self.scenario.json(), COMPARISON: msgspec.json.encode(comparison)}
+        for name, text in contents.items():
+            replace_file(self.folder / name, msgspec.json.format(text) + b"\n", mode=0o666)
 
 
 def planned(scenario: Scenario, options: WantedRuns, folder: Path | None = None) -> ComparisonPlan:
@@ -174,7 +199,7 @@ def planned(scenario: Scenario, options: WantedRuns, folder: Path | None = None)
         command=options.command,
         bundle=bundle or earlier.bundle,
     )
-    return ComparisonPlan(scenario, comparison, folder)
+    return ComparisonPlan(scenario, comparison, folder, part=options.part)
 
 
 def scenario_in(folder: Path) -> Scenario | None:
@@ -203,10 +228,15 @@ def plan_in(folder: Path) -> ComparisonPlan:
 
     Raises ScenarioError for a folder that is not of a simulation.
     """
+    return whole_plan_in(folder).finished({})
+
+
+def whole_plan_in(folder: Path) -> ComparisonPlan:
+    """The plan of this folder, also of runs that are not finished. Raises as `plan_in` does."""
     scenario, comparison = scenario_in(folder), comparison_in(folder)
     if scenario is None or comparison is None:
         raise ScenarioError(f"{folder} is not the folder of a simulation")
-    return ComparisonPlan(scenario, comparison, folder).finished({})
+    return ComparisonPlan(scenario, comparison, folder)
 
 
 def _with_rounds(scenario: Scenario, rounds: int) -> bytes:
@@ -241,12 +271,17 @@ The difference is a share of the largest logit, ten times as much as an export a
 
 
 def check(
-    scenario: Scenario, missing: Sequence[RunName], request: ExecutorRequest, load: Load = data_sets.load
+    scenario: Scenario,
+    missing: Sequence[RunName],
+    request: ExecutorRequest,
+    load: Load = data_sets.load,
+    warn: Callable[[str], None] = log.warning,
 ) -> None:
     """Checks for errors that every run would have: opens the bundle, loads the data and divides it.
 
     The data is divided as in the first missing run. A module and a loss of the user's own are compared with
-    its bundles. This also fills the data cache once, rather than in each of several processes.
+    its bundles. This also fills the data cache once, rather than in each of several processes. `warn` gets a
+    sentence for each setting that has no effect.
 
     Raises the errors of `rounds.run.prepare`, EngineError, ScenarioError for data that does not fit the
     bundle and for a policy whose kinds the bundle cannot do, and ExecutorError.
@@ -262,7 +297,7 @@ def check(
         if prepared.inputs.engine.own_code:
             compare_module(bundle, prepared.inputs.engine)
     for sentence in without_effect(scenario, prepared, {name.policy for name in missing}):
-        log.warning("%s", sentence)
+        warn(sentence)
     for policy in dict.fromkeys(name.policy for name in missing):
         task = of_policy(scenario, policy).task
         try:

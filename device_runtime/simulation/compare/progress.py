@@ -92,7 +92,8 @@ Rounds = int | Mapping[RunName, int]
 """The rounds of every run, as one number or by run."""
 
 
-def _rounds_of(names: Sequence[RunName], rounds: Rounds) -> Mapping[RunName, int]:
+def rounds_of_runs(names: Sequence[RunName], rounds: Rounds) -> Mapping[RunName, int]:
+    """The rounds of each run."""
     return dict.fromkeys(names, rounds) if isinstance(rounds, int) else rounds
 
 
@@ -106,7 +107,7 @@ class ProgressLines:
         out: TextIO,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rounds, self._out, self._clock = _rounds_of(names, rounds), out, clock
+        self._rounds, self._out, self._clock = rounds_of_runs(names, rounds), out, clock
         self._pace = RemainingTime(sum(self._rounds.values()), clock)
         self._ended = 0
         self._at: dict[RunName, int] = {}
@@ -153,7 +154,7 @@ class ProgressBars:
         from rich.table import Column
 
         whole = Column(no_wrap=True, min_width=7)
-        self._rounds = _rounds_of(names, rounds)
+        self._rounds = rounds_of_runs(names, rounds)
         self._progress: Progress = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=14),

@@ -67,13 +67,6 @@ class _News:
     message: Message | None = None
 
 
-def run_all(
-    plan: ComparisonPlan, names: Sequence[RunName], children: ProcessOptions, view: ProgressView
-) -> None:
-    """Does these runs of one comparison, as `run_jobs` does."""
-    run_jobs({name: RunJob(plan, name) for name in names}, children, view)
-
-
 def run_jobs(jobs: Mapping[RunName, RunJob], children: ProcessOptions, view: ProgressView) -> None:
     """Does these runs, of one comparison or several; the view gets their names.
 
@@ -185,16 +178,17 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def folder_lock(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[int]:
+def folder_lock(folder: Path, patience_s: float = PATIENCE_S, shared: bool = False) -> Iterator[int]:
     """Locks the folder, and gives the lock's file descriptor, to be inherited by the runs' processes.
 
-    The lock holds until all processes that inherit it have ended. Raises ScenarioError when another command
-    has it. On a file system without locks there is none.
+    shared: together with other commands that lock it so. The lock holds until all processes that inherit it
+    have ended. Raises ScenarioError when another command has it. On a file system without locks there is
+    none.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
         ends = time.monotonic() + patience_s
-        while not _taken(handle):
+        while not _taken(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             if time.monotonic() >= ends:
                 raise ScenarioError(
                     f"another simulation is at work in {folder}: wait for it, or give another --run-dir"
@@ -205,9 +199,9 @@ def folder_lock(folder: Path, patience_s: float = PATIENCE_S) -> Iterator[int]:
         os.close(handle)
 
 
-def _taken(handle: int) -> bool:
+def _taken(handle: int, how: int) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isnan
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from device_runtime.simulation.history.records import SimulatedRound
 from .canvas import MUTED, ComparedRuns, Drawing, panels, stroke
 
 POINTS = 600
+ROOM = 96
+"""Characters of a title that fit the width of a figure, and of a legend with their signs."""
 MOST_PANELS = 4
 
 
@@ -67,7 +70,7 @@ def of_groups(compared: ComparedRuns) -> Drawing | None:
     figure, axes = panels(1, len(parts), 3.7, sharey=True)
     for on, part in zip(axes[0], parts, strict=True):
         unit, _ = _curves(on, compared, "time", TIMES, part.value)
-        on.set(title=part.title, xlabel=f"virtual time, {unit}", ylim=(-3, 103))
+        on.set(title=fill(part.title, ROOM // len(parts)), xlabel=f"virtual time, {unit}", ylim=(-3, 103))
     axes[0, 0].set_ylabel("recognised by the served model, %")
     _legend(figure, axes[0, 0])
     text = (
@@ -145,16 +148,32 @@ def _curves(
     by_policy = {policy: _known(compared.of(policy), axis, value) for policy in compared.policies}
     most = max((_end(curves) for curves in by_policy.values() if curves), default=1.0)
     unit, size = unit_for(most, units)
+    drawn: dict[bytes, str] = {}
     for policy, curves in by_policy.items():
         if curves:
             _curve(on, policy, curves, size, _scale(compared.terms.metric))
+            _mark_twin(on, policy, drawn.setdefault(_outline(curves), policy))
     on.set_xlim(0, 1.02 * most / size)
     return unit, size
 
 
+def _outline(curves: Sequence[Curve]) -> bytes:
+    """What is equal for equal curves."""
+    return b"".join(part.tobytes() for curve in curves for part in (curve.at, curve.value))
+
+
+def _mark_twin(on: Any, policy: str, twin: str) -> None:
+    """Says in the legend that the last curve lies on that of `twin`, if this is another policy."""
+    if policy != twin:
+        handles, labels = on.get_legend_handles_labels()
+        handles[labels.index(policy)].set_label(f"{policy} (same as {twin})")
+
+
 def _legend(figure: Any, on: Any) -> None:
-    """Puts the legend below everything, where it covers no curve."""
-    figure.legend(*on.get_legend_handles_labels(), loc="outside lower center", ncols=5, handlelength=2.6)
+    """Puts the legend below everything, where it covers no curve, in as many columns as fit."""
+    handles, labels = on.get_legend_handles_labels()
+    columns = max(1, min(5, ROOM // (9 + max(map(len, labels), default=1))))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.6)
 
 
 def _known(runs: Sequence[FinishedRun], axis: Axis, value: Callable[[SimulatedRound], float]) -> list[Curve]:
@@ -236,5 +255,5 @@ def _last(run: FinishedRun) -> tuple[float, ...]:
 
 
 def _band(compared: ComparedRuns) -> str:
-    seeds = compared.plan.comparison.seeds
+    seeds = len(compared.plan.comparison.seed_numbers)
     return f"Line: mean over {seeds} seeds; band: from the lowest seed to the highest." if seeds > 1 else ""

@@ -12,11 +12,12 @@ from tabulate import tabulate
 
 from device_runtime.models.bundles.targets import ACCURACY, metric_text
 from device_runtime.models.training.metrics import higher_is_better
-from device_runtime.simulation.compare.equal import LATEST, LESS, EqualRow, EqualTerms
+from device_runtime.simulation.compare.equal import LESS, EqualRow, EqualTerms
 from device_runtime.simulation.compare.figures import (
     BYTES,
     DASH,
     JOULE,
+    LATEST,
     TIMES,
     ComparisonTerms,
     SeedSpread,
@@ -31,7 +32,7 @@ from device_runtime.simulation.compare.figures import (
 
 PERCENT: Units = (("%", 0.01),)
 PLAIN: Units = (("", 1.0),)
-PER_HOUR: Units = (("%/h", 0.01 / 3600),)
+PACES: Units = (("%/ms", 10.0), ("%/s", 0.01), ("%/min", 0.01 / 60), ("%/h", 0.01 / 3600))
 POINTS: Units = (("points", 0.01),)
 SIGNED: Units = (("signed", 1.0),)
 """Percentage points: cells have a sign in place of the unit, which the table's title names."""
@@ -55,6 +56,7 @@ class TableRow:
     best: int = 0
 
 
+MEAN = f"mean of the last {LATEST} evaluations"
 BEST = "of any round's served model; the test samples pick the round, so that chance adds to it"
 
 
@@ -67,7 +69,7 @@ def measures(at: ComparisonTerms) -> tuple[TableRow, ...]:
     metric, units = at.metric, metric_units(at.metric)
     percent, target = units is PERCENT, DASH if isnan(at.target) else metric_text(metric, at.target)
     equal = f"{metric} at {duration(at.at_s)}"
-    earliest = "of the served model at equal virtual time: the earliest end of all runs"
+    earliest = f"at equal virtual time, the earliest end of all runs: {MEAN} until then"
     last = "of the model served after the last round"
     counted = "Jain's index of counted updates per device: 1 when all devices counted equally often"
     efficiency = f"best {metric} by the time of local training of all devices (Shi 2025, 6.5)"
@@ -88,7 +90,7 @@ def measures(at: ComparisonTerms) -> tuple[TableRow, ...]:
         TableRow("fairness", "fairness", counted, PLAIN, 1),
     ]
     if percent:
-        rows.append(TableRow("learning_efficiency", "learning efficiency", efficiency, PER_HOUR, 1))
+        rows.append(TableRow("learning_efficiency", "learning efficiency", efficiency, PACES, 1))
     if at.masked:
         rows.append(TableRow("unopened", "updates not opened", UNOPENED, PERCENT, -1))
     if at.noisy:
@@ -177,10 +179,12 @@ def _named(name: str, colours: Mapping[str, str]) -> str:
 def main_table(summary: Mapping[str, Summary], at: ComparisonTerms, failed: Sequence[str] = ()) -> Table:
     """Measures down, policies across: mean ± standard deviation over the seeds.
 
-    failed: policies without figures, whose cells are empty.
+    failed: policies without figures, whose cells are empty. A measure that no policy has gets no line.
     """
     lines = []
     for measure in measures(at):
+        if summary and not any(figures[measure.field].n for figures in summary.values()):
+            continue
         line = _line((measure.title,), measure, [figures[measure.field] for figures in summary.values()])
         lines.append(replace(line, cells=(*line.cells, *(DASH for _ in failed))))
     return Table("", ("", *summary, *failed), tuple(lines))
@@ -190,10 +194,10 @@ def _line(labels: tuple[str, ...], measure: TableRow, spreads: Sequence[SeedSpre
     """A line of one measure, in one unit, so that policies can be compared at a glance."""
     unit = unit_for(max((each.mean for each in spreads if each.n), default=0.0), measure.units)
     cells = tuple(figure_text(each, unit) for each in spreads)
-    return TableLine(labels, cells, _best(spreads, measure.best), measure.meaning)
+    return TableLine(labels, cells, best_places(spreads, measure.best), measure.meaning)
 
 
-def _best(spreads: Sequence[SeedSpread], best: int) -> frozenset[int]:
+def best_places(spreads: Sequence[SeedSpread], best: int) -> frozenset[int]:
     """The places of the best; none where no value is better, or the measure has no best."""
     means = [each.mean for each in spreads if each.n]
     if not best or len(means) < 2 or min(means) == max(means):
@@ -233,7 +237,15 @@ def interval(each: SeedSpread, size: float, places: int) -> str:
     return f"[{low:+,.{places}f}, {high:+,.{places}f}]"
 
 
-MEAN = f"mean of the last {LATEST} evaluations"
+def lead_text(ahead: SeedSpread, metric: str) -> str:
+    """A mean difference as text, of an accuracy in points, with its 95% interval: "2.9 [0.6, 5.2] points"."""
+    percent = metric.endswith(ACCURACY)
+    unit, size, places = (" points", 0.01, 1) if percent else ("", 1.0, decimals(ahead.mean))
+    low, high = (end / size for end in ahead.interval) if ahead.interval else (nan, nan)
+    ends = "" if isnan(low) else f" [{low + 0.0:.{places}f}, {high + 0.0:.{places}f}]"
+    return f"{ahead.mean / size:.{places}f}{ends}{unit}"
+
+
 IN_POINTS = ", in percentage points"
 PAIRED = f"differences of these by seed{IN_POINTS}: mean and 95% interval (Student's t)"
 
@@ -269,7 +281,7 @@ def _by_part(
     for row in rows:
         parts.setdefault(row.part, []).append(row)
     for part, own in parts.items():
-        marks = [_best([row.at[axis] for row in own], best) for axis in axes]
+        marks = [best_places([row.at[axis] for row in own], best) for axis in axes]
         for place, row in enumerate(own):
             cells = tuple(figure_text(row.at[axis], unit) for axis in axes)
             marked = frozenset(column for column, places in enumerate(marks) if place in places)

@@ -5,39 +5,31 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from html import escape
 from importlib import resources
 from math import isnan
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
-from device_runtime.simulation.compare.equal import EqualTerms, differences_by_seed, equal
 from device_runtime.simulation.compare.figures import (
-    ComparisonTerms,
     FinishedRun,
-    Summary,
     asked_devices,
     duration,
     figures,
-    read_all,
     round_columns,
-    summarise,
-    terms,
 )
-from device_runtime.simulation.compare.plan import ComparisonPlan, plan_in
-from device_runtime.simulation.compare.run_folder import RunName
-from device_runtime.simulation.errors import ScenarioError
+from device_runtime.simulation.compare.plan import ComparisonPlan
 from device_runtime.simulation.history.metrics import NOBODY, StragglerCounts
 from device_runtime.simulation.history.records import SimulatedRound
 from device_runtime.simulation.scenarios import scenario
 from device_runtime.simulation.scenarios.scenario import CENTRALISED, of_policy
 
-from . import accuracy, canvas, participation, table
+from . import accuracy, canvas, headline, participation, table
 from .canvas import ComparedRuns, Drawing, read_comparison
 from .devices import cell, device_table, update_table
+from .headline import HasFigures
 
 PICTURES: Mapping[str, Callable[[ComparedRuns], Drawing | None]] = {
     "accuracy": accuracy.over_time,
@@ -53,37 +45,55 @@ PICTURES: Mapping[str, Callable[[ComparedRuns], Drawing | None]] = {
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """The page of a written report, and its figures as text and JSON."""
+    """The page of a written report, its plot, if there is one, and its figures as text and JSON."""
 
     compared: ComparedRuns
     page: Path
+    plot: Path | None = None
 
-    def text(self, wide: int | None = None) -> str:
-        """The tables, in parts if wider than `wide` characters, and the place of the page."""
-        return f"\n{with_notes(self.compared, wide)}\n\nreport {self.page}"
+    def text(self, wide: int | None = None, whole: bool = False) -> str:
+        """The sentence, the short table, or all tables if `whole`, and the places of plot and page.
+
+        Tables wider than `wide` characters come in parts.
+        """
+        text = f"\n{with_notes(self.compared, wide, whole)}\n\n"
+        plot = f"plot   {self.plot}\n" if self.plot else ""
+        return f"{text}{plot}report {self.page}"
 
     def json(self) -> str:
         """The figures in plain units, without those of single runs; null where unknown."""
-        return _json({"report": str(self.page), **all_figures(self.compared)})
+        return as_json({"report": str(self.page), **all_figures(self.compared)})
 
 
-def _json(whole: object) -> str:
+def as_json(whole: object) -> str:
     return msgspec.json.format(msgspec.json.encode(whole)).decode()
 
 
-def with_notes(compared: ComparedRuns, wide: int | None = None) -> str:
-    """The tables as text, followed by what a reader of the figures must know, a line each."""
-    failed = compared.plan.without
-    notes = [
+def with_notes(compared: ComparedRuns, wide: int | None = None, whole: bool = False) -> str:
+    """The sentence and the short table, or all tables, and what a reader must know, a line each."""
+    text = (tables if whole else short)(compared, wide, tuple(compared.plan.without))
+    notes = _notes(compared)
+    return "\n".join([text, *([""] if whole and notes else ()), *notes])
+
+
+def _notes(compared: ComparedRuns) -> list[str]:
+    """What a reader of the figures must know, a line each."""
+    failed, part = compared.plan.without, compared.plan.part
+    return [
         *(f"{policy} failed: {why}" for policy, why in failed.items()),
         *stragglers(compared),
         *held_out(compared),
         *sitting_out(compared),
         *resting(compared),
         *refused(compared.runs),
+        *(["runs of other parts of this comparison are missing: these are of one part"] if part else ()),
     ]
-    whole = tables(compared, wide, tuple(failed))
-    return "\n".join([whole, "", *notes]) if notes else whole
+
+
+def short(of: HasFigures, wide: int | None = None, failed: Sequence[str] = ()) -> str:
+    """The sentence and the short table as text, in parts if wider than `wide` characters."""
+    table_text = headline.short_table(of, failed).text(wide)
+    return f"{headline.sentence(of)}\n\n{table_text}\n{headline.legend(of)}"
 
 
 def stragglers(compared: ComparedRuns) -> list[str]:
@@ -180,25 +190,12 @@ def refused(runs: Sequence[FinishedRun]) -> list[str]:
     return [f"{reasons.total():,} updates were refused ({policies}), most often: {why}" for why, _ in most]
 
 
-class HasFigures(Protocol):
-    """Compared runs: the terms, the figures by policy, and accuracies at equal terms."""
-
-    @property
-    def terms(self) -> ComparisonTerms: ...
-
-    @property
-    def summary(self) -> Mapping[str, Summary]: ...
-
-    @property
-    def equal(self) -> EqualTerms: ...
-
-
 def tables(of: HasFigures, wide: int | None = None, failed: Sequence[str] = ()) -> str:
-    """The tables of a comparison as text, in parts if wider than `wide` characters.
+    """The sentence and all tables of a comparison as text, in parts if wider than `wide` characters.
 
     failed: policies without figures.
     """
-    blocks = [table.main_table(of.summary, of.terms, failed).text(wide)]
+    blocks = [headline.sentence(of), table.main_table(of.summary, of.terms, failed).text(wide)]
     blocks += [f"{each.title}\n\n{each.text(wide)}" for each in table.equal_tables(of.equal, of.terms)]
     return "\n\n".join(filter(None, (*blocks, table.lacking(of.equal))))
 
@@ -227,7 +224,7 @@ def everything(compared: ComparedRuns) -> dict[str, object]:
 
 
 def write(plan: ComparisonPlan, folder: Path | None = None, rows: bool = False) -> WrittenReport:
-    """Writes report.html, rounds.csv and summary.json into `folder`, or the plan's.
+    """Writes report.html, accuracy.png, rounds.csv and summary.json into `folder`, or the plan's.
 
     rows: also devices.csv and updates.csv, with a row for each device and update. Raises SimulationError when
     a run is not finished.
@@ -235,11 +232,14 @@ def write(plan: ComparisonPlan, folder: Path | None = None, rows: bool = False) 
     compared, folder = read_comparison(plan), folder or plan.folder
     folder.mkdir(parents=True, exist_ok=True)
     with canvas.look():
-        drawings = [drawing for draw in PICTURES.values() if (drawing := draw(compared)) is not None]
-        text = page(compared, drawings)
-    report = WrittenReport(compared, folder / "report.html")
+        drawings = {name: drawing for name, draw in PICTURES.items() if (drawing := draw(compared))}
+        text = page(compared, tuple(drawings.values()))
+    plot = folder / "accuracy.png" if "accuracy" in drawings else None
+    if plot is not None:
+        drawings["accuracy"].save(plot)
+    report = WrittenReport(compared, folder / "report.html", plot)
     report.page.write_text(text, "utf-8")
-    (folder / "summary.json").write_text(f"{_json(everything(compared))}\n", "utf-8")
+    (folder / "summary.json").write_text(f"{as_json(everything(compared))}\n", "utf-8")
     with (folder / "rounds.csv").open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         names = [field.name for field in fields(SimulatedRound)]
@@ -254,81 +254,44 @@ def write(plan: ComparisonPlan, folder: Path | None = None, rows: bool = False) 
     return report
 
 
-@dataclass(frozen=True)
-class SideBySide:
-    """Finished comparisons in one table.
-
-    `summary` by policy, or by folder/policy for several folders; `unfinished` policies are left out of it.
-    """
-
-    terms: ComparisonTerms
-    summary: dict[str, Summary]
-    equal: EqualTerms
-    unfinished: tuple[str, ...]
-
-    def text(self, wide: int | None = None) -> str:
-        """The tables, in parts if wider than `wide` characters, and the policies that are not finished."""
-        return "\n".join([tables(self, wide), *(f"not finished: {name}" for name in self.unfinished)])
-
-    def json(self) -> str:
-        """The figures in plain units; null where unknown."""
-        return _json({**all_figures(self), "unfinished": self.unfinished})
-
-
-def side_by_side(folders: Sequence[Path]) -> SideBySide:
-    """Compares the finished policies of several folders on common terms: the earliest end of all runs, etc.
-
-    Raises ScenarioError for a folder that is not of a simulation, and where nothing is finished.
-    """
-    whole = {_named(folder, folders): plan_in(folder) for folder in folders}
-    ran = {name: _ran(name, plan) for name, plan in whole.items() if plan.comparison.policies}
-    every = [run for runs in ran.values() for run in runs]
-    if not every:
-        raise ScenarioError(f"nothing is finished in {', '.join(str(folder) for folder in folders)}")
-    at = terms(every, 0, None)
-    summary: dict[str, Summary] = {}
-    beside = EqualTerms()
-    for name, runs in ran.items():
-        summary |= summarise(runs, replace(at, devices=whole[name].scenario.devices))
-        beside += equal(runs, at, whole[name].scenario)
-    unfinished = tuple(f"{name}{policy}" for name, plan in whole.items() for policy in plan.without)
-    return SideBySide(at, summary, beside, unfinished)
-
-
-def _named(folder: Path, among: Sequence[Path]) -> str:
-    """The prefix for the policies of a folder."""
-    if len(among) == 1:
-        return ""
-    alike = [other for other in among if other.resolve().name == folder.resolve().name]
-    return f"{folder.resolve().name if len(alike) == 1 else folder}/"
-
-
-def _ran(name: str, plan: ComparisonPlan) -> list[FinishedRun]:
-    return [replace(run, name=RunName(f"{name}{run.name.policy}", run.name.seed)) for run in read_all(plan)]
-
-
 def page(compared: ComparedRuns, pictures: Sequence[Drawing]) -> str:
-    """The whole HTML file."""
-    spec = compared.plan.scenario
+    """The whole HTML file: sentence, short table and first picture, then the rest in folded sections."""
+    spec, failed = compared.plan.scenario, tuple(compared.plan.without)
     colours = {policy: _colour(policy) for policy in compared.policies}
-    tables = [table.main_table(compared.summary, compared.terms, tuple(compared.plan.without))]
-    tables += table.equal_tables(compared.equal, compared.terms)
-    rendered = [f'<div class="scroll">{each.html(colours)}</div>' for each in tables]
-    titles = [each.title[:1].upper() + each.title[1:] for each in tables]
-    below = "\n".join(f"<h3>{escape(t)}</h3>\n{s}" for t, s in zip(titles[1:], rendered[1:], strict=True))
-    seeds = compared.plan.comparison.seeds
-    note = f"Mean ± standard deviation over {seeds} seeds." if seeds > 1 else "One seed: no spread is known."
+
+    def html(each: table.Table) -> str:
+        return f'<div class="scroll">{each.html(colours)}</div>'
+
+    whole = html(table.main_table(compared.summary, compared.terms, failed))
+    below = "\n".join(
+        f"<h3>{escape(each.title[:1].upper() + each.title[1:])}</h3>\n{html(each)}"
+        for each in table.equal_tables(compared.equal, compared.terms)
+    )
+    hint = '<p class="muted">Point at a row to read what it is. The best of a row is marked.</p>'
+    lacks = f'<p class="muted">{escape(table.lacking(compared.equal))}</p>'
+    sections = [
+        _section("All figures", whole + hint),
+        _section("At equal rounds, time, energy and bytes", below + lacks),
+        *(_section(each.title, _figure(each)) for each in pictures[1:]),
+    ]
     return _asset("page.html").format(
         title=escape(f"{spec.name}: {', '.join(compared.policies)}"),
         css=_asset("page.css"),
-        lead=_lead(compared),
-        compared=rendered[0],
-        note=f"{note} Point at a row to read what it is. The best of a row is marked.",
-        figures="\n".join(_figure(picture) for picture in pictures),
-        equal=f'{below}\n<p class="muted">{escape(table.lacking(compared.equal))}</p>',
+        sentence=escape(headline.sentence(compared)),
+        compared=html(headline.short_table(compared, failed)),
+        legend=escape(headline.legend(compared)),
+        notes="".join(f"<p>{escape(note)}</p>" for note in _notes(compared)),
+        picture="".join(_figure(each) for each in pictures[:1]),
+        sections="\n".join(sections),
+        setting=_setting(compared),
         scenario=escape(msgspec.json.format(spec.json()).decode()),
         origin=_origin(compared),
     )
+
+
+def _section(title: str, content: str) -> str:
+    """A folded section."""
+    return f"<details><summary><h2>{escape(title)}</h2></summary>\n{content}\n</details>"
 
 
 def _colour(policy: str) -> str:
@@ -341,49 +304,27 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _lead(compared: ComparedRuns) -> str:
-    """The lead: what was run and its result, in two sentences; then the meaning of each policy."""
+def _setting(compared: ComparedRuns) -> str:
+    """What was run, in a sentence, and the meaning of each policy."""
     spec, task = compared.plan.scenario, compared.plan.scenario.task
     text = (
         f"{spec.devices:,} devices of fleet {spec.fleet.name} learn {spec.data.source} "
         f"({spec.data.partition} partition) in {task.rounds} rounds of at most "
         f"{duration(task.round_deadline_s)}, {asked_devices(task)}{spec.trained_in}."
     )
-    accuracies = {
-        policy: figures["acc_at_equal_time"].mean
-        for policy, figures in compared.summary.items()
-        if not isnan(figures["acc_at_equal_time"].mean)
-    }
-    if len(accuracies) > 1:
-        best, nearest = sorted(accuracies, key=lambda p: accuracies[p], reverse=True)[:2]
-        text += (
-            f" After {duration(compared.terms.at_s)} of virtual time {best} has {accuracies[best]:.1%}, "
-            f"{100 * (accuracies[best] - accuracies[nearest]):.1f} points more than {nearest}"
-            f"{', the nearest of the others' if len(accuracies) > 2 else ''} "
-            f"({_interval(compared, best, nearest)})."
-        )
     texts = {policy: scenario.describe(policy) for policy in compared.policies}
     texts |= {policy: f"failed: {why}" for policy, why in compared.plan.without.items()}
     meanings = "".join(f"<dt>{escape(p)}</dt><dd>{escape(what)}</dd>" for p, what in texts.items())
-    return f'<p class="lead">{escape(text)}</p>\n<dl>{meanings}</dl>'
-
-
-def _interval(compared: ComparedRuns, policy: str, other: str) -> str:
-    """The 95% interval of the mean difference in accuracy at equal time, by seed."""
-    at = compared.terms.at_s
-    own, others = ({run.name.seed: run.curve.when(at) for run in compared.of(p)} for p in (policy, other))
-    ends = differences_by_seed(own, others).interval
-    if ends is None:
-        return "one seed: no interval"
-    return f"95% interval by seed: {100 * ends[0]:+.1f} to {100 * ends[1]:+.1f}"
+    return f"<p>{escape(text)}</p>\n<dl>{meanings}</dl>"
 
 
 def _figure(picture: Drawing) -> str:
+    """A picture with its caption."""
     drawing = canvas.svg(picture).replace(
         "<svg ", f'<svg role="img" aria-label="{escape(picture.title)}" ', 1
     )
     return (
-        f'<h2 id="{picture.name}">{escape(picture.title)}</h2>\n<figure><div class="scroll">{drawing}</div>\n'
+        f'<figure id="{picture.name}"><div class="scroll">{drawing}</div>\n'
         f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
     )
 
@@ -393,7 +334,7 @@ def _origin(compared: ComparedRuns) -> str:
     executors = ", ".join(sorted({info.executor for info in infos}))
     versions = ", ".join(f"{name} {version}" for name, version in infos[0].versions.items())
     facts = {
-        "seeds": ", ".join(str(seed) for seed in range(compared.plan.comparison.seeds)),
+        "seeds": ", ".join(map(str, compared.plan.comparison.seed_numbers)),
         "runs": f"{len(infos)}, of {duration(sum(info.seconds for info in infos))} of real time in all",
         "trained by": executors,
         "versions": versions,

@@ -21,10 +21,12 @@ def test_folders_of_simulations_are_shown_side_by_side(monkeypatch, tmp_path, ca
     capsys.readouterr()
     assert main(["compare", "here"]) == 0
     first = capsys.readouterr().out
-    assert first.split()[:2] == ["fedavg", "few-shot"]
+    assert [line.split()[0] for line in first.splitlines()[4:6]] == ["fedavg", "few-shot"]
     assert main(["compare", "here", "copy"]) == 0
+    assert capsys.readouterr().out == first, "parts of one comparison, joined"
+    assert main(["compare", "here", "copy", "--apart", "--all-tables"]) == 0
     both = capsys.readouterr().out
-    assert both.split()[:3] == ["here/fedavg", "here/few-shot", "copy/fedavg"]
+    assert both.splitlines()[2].split() == ["here/fedavg", "here/few-shot", "copy/fedavg"]
     assert "not finished: copy/few-shot" in both
     assert "here/few-shot − here/fedavg" in both
     assert main(["compare", "copy", "--format", "json"]) == 0

@@ -13,7 +13,7 @@ import pytest
 
 from device_runtime.cli import main
 from device_runtime.cli.research import simulate
-from device_runtime.cli.research.simulate_options import plan_of
+from device_runtime.cli.research.simulate_options import plan_of, resume_hint
 from device_runtime.profiles.fleets import fleet as fleets
 from device_runtime.simulation.compare.running import folder_lock
 
@@ -65,7 +65,10 @@ def test_a_comparison_ends_with_a_table_plots_and_a_page_and_is_not_run_again(sm
     assert ended.returncode == 0, ended.stderr
     assert "small: 4 devices of fleet fleet" in ended.stdout
     assert "(2 of 2 runs)" in ended.stdout
-    assert re.search(r"^devices that counted +\d+\.\d% +\d+\.\d%$", ended.stdout, re.M)
+    assert re.search(r"^(choose|drop)\b.* \d+\.\d%, .* at equal (time|rounds) \(.*\)$", ended.stdout, re.M)
+    assert re.search(r"^choose( +\d+\.\d%){3} ", ended.stdout, re.M)
+    assert len(ended.stdout.splitlines()) < 20
+    assert (small / "here" / "accuracy.png").exists()
     assert (small / "here" / "report.html").exists()
     assert len((small / "here" / "runs" / "drop-0" / "rounds.jsonl").read_text().splitlines()) == 2
     first = (small / "here" / "runs" / "choose-0" / "run.json").stat().st_mtime_ns
@@ -73,6 +76,8 @@ def test_a_comparison_ends_with_a_table_plots_and_a_page_and_is_not_run_again(sm
     drawn = fleets.load(small / "fleet.toml").draw(4, seed=0)
     assert {json.loads(ask)["device"] for ask in asks} == {drawn.name(i) for i in range(4)}
 
+    whole = run(small, "--run-dir", "here", "--all-tables")
+    assert re.search(r"^devices that counted +\d+\.\d% +\d+\.\d%$", whole.stdout, re.M)
     again = run(small, "--run-dir", "here", "--format", "json")
     assert "2 of them finished before" in again.stderr
     assert json.loads(again.stdout)["policies"].keys() == {"choose", "drop"}
@@ -129,8 +134,8 @@ def test_a_policy_that_nobody_can_follow_has_no_figures_in_a_report_that_says_wh
     )  # fmt: skip
     assert ended.returncode == 2
     assert re.search(r"^device-runtime: drop-0: round 1 has 0 of 1 updates", ended.stderr, re.M)
-    assert re.search(r"^ +class-means +drop$", ended.stdout, re.M)
-    assert re.search(r"^final accuracy +\d+\.\d% +–$", ended.stdout, re.M)
+    assert re.search(r"^class-means 1?\d\d?\.\d% after 2 rounds", ended.stdout, re.M)
+    assert re.search(r"^drop( +–){5}$", ended.stdout, re.M)
     page = (small / "here" / "report.html").read_text("utf-8")
     assert "<dt>drop</dt><dd>failed: round 1 has 0 of 1 updates" in page
 
@@ -164,6 +169,30 @@ def test_flags_stand_over_the_scenario(small):
 def test_nothing_at_all_compares_choosing_with_dropping_and_a_scenario_alone_is_as_it_is():
     assert plan_for().comparison.policies == ("choose", "drop")
     assert plan_for("digits").comparison.policies == ("choose",)
+
+
+def test_machines_that_share_a_comparison_name_their_policies_and_seeds():
+    plan = plan_for(
+        "digits", "--policy", "mixed,fedavg", "--policy", "few-shot", "--seed", "4", "--seed", "1,4"
+    )
+    assert (plan.part, plan.comparison.policies) == (True, ("mixed", "fedavg", "few-shot"))
+    assert plan.comparison.seed_numbers == (1, 4)
+    assert str(plan.folder) == str(plan_for("digits").folder), "the same scenario"
+    again = resume_hint(plan, [])
+    assert again.endswith(f"--run-dir {plan.folder} --policy mixed,fedavg,few-shot --seed 1,4")
+    assert not plan_for("digits", "--compare", "kinds=mixed,fedavg", "--seeds", "5").part
+
+
+@pytest.mark.slow
+def test_parts_in_one_folder_are_reported_as_a_whole_once_all_are_finished(small):
+    words = ["small.toml", "--run-dir", "here", "--executor", "plain", "--format", "json", "--policy"]
+    first = run(small, *words, "few-shot", "--seed", "0,1")
+    assert json.loads(first.stdout)["policies"].keys() == {"few-shot"}
+    second = run(small, *words, "class-means", "--seed", "0")
+    assert json.loads(second.stdout)["policies"].keys() == {"class-means"}, "a seed is missing"
+    last = json.loads(run(small, *words, "class-means", "--seed", "1").stdout)
+    assert last["policies"].keys() == {"few-shot", "class-means"}
+    assert last["policies"]["class-means"]["final_acc"]["n"] == 2
 
 
 def test_scenarios_that_differ_are_kept_apart_by_default(tmp_path, monkeypatch):
@@ -204,7 +233,20 @@ def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
         ),
         (["digits", "--compare", "kinds=choose,drop,fedavg"], "drop and fedavg are the same policy"),
         (["digits", "--compare", "kinds=choose,telepathy"], "no system is called 'telepathy'"),
+        (["digits", "--policy", "drop", "--compare", "kinds=drop"], "--policy and --compare both name"),
+        (["digits", "--seed", "1", "--seeds", "3"], "--seed and --seeds both say the seeds"),
         (["digits", "--data", "dreams"], "source is 'dreams'"),
+        (["digits", "--sweep", "lrr=0.1"], "no setting is called 'lrr'; near it are lr"),
+        (["digits", "--sweep", "lr=fast"], "lr=fast: expected a number, more than 0"),
+        (["digits", "--sweep", "lr=0.1,0"], "lr=0: expected a number, more than 0"),
+        (["digits", "--sweep", "lr"], "--sweep lr: expected a setting and its values, such as lr=0.01,0.1"),
+        (["digits", "--sweep", "policy=telepathy,drop"], "no system is called 'telepathy'"),
+        (["digits", "--sweep", "partition=iid,wild"], "partition=wild: data: partition is 'wild', expected"),
+        (["digits", "--sweep", "few-shot.shotz=1"], "few-shot has no setting 'shotz'; there are"),
+        (["digits", "--sweep", "peft.lr=0.1"], "peft.lr: the task offers full, "),
+        (["digits", "--sweep", "lr=1", "--point", "lr=1"], "--sweep tries every combination, --point single"),
+        (["digits", "--point", "lr=1", "--point", "epochs=1"], "(lr=1; epochs=1): give all the same"),
+        (["digits", "--sweep", "devices=10,5000"], "devices=5000: 5000 devices, but"),
         (["digits", "--data", "cifar10"], "source cifar10 needs a path"),
         (["digits", "--bundle", "nothing"], "nothing is neither a bundle"),
         (["digits", "--partition", "wild"], "partition is 'wild', expected one of iid, dirichlet"),
@@ -232,6 +274,9 @@ def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path, m
         ["--target", "101"],
         ["--target", "0.9"],
         ["--seeds", "0"],
+        ["--seed", "-1"],
+        ["--seed", "few"],
+        ["--validation-share", "1"],
         ["--devices", "few"],
         ["--buffer-size", "-1"],
     ],

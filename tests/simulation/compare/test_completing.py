@@ -13,7 +13,7 @@ from device_runtime.simulation.compare.completing import (
     complete,
     working_in,
 )
-from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
+from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan, comparison_in
 from device_runtime.simulation.compare.progress import NoProgress
 from device_runtime.simulation.errors import ScenarioError, SimulationError
 from device_runtime.simulation.executors.choice import ExecutorRequest
@@ -106,14 +106,41 @@ def test_an_error_of_a_callback_stops_everything(plan, performed):
     assert (view.ticks, view.closed) == ([("choose-0", 1)], 1)
 
 
-def test_two_do_not_work_in_one_folder(tmp_path, monkeypatch):
+@pytest.fixture
+def impatient_lock(monkeypatch):
     @contextmanager
-    def impatient(folder):
-        with locked(folder, patience_s=0.0) as lock:
+    def impatient(folder, shared=False):
+        with locked(folder, patience_s=0.0, shared=shared) as lock:
             yield lock
 
     locked = completing.folder_lock
     monkeypatch.setattr(completing, "folder_lock", impatient)
+
+
+def test_two_do_not_work_in_one_folder(tmp_path, impatient_lock):
     busy = pytest.raises(ScenarioError, match="another simulation is at work")
     with working_in(tmp_path / "run"), busy, working_in(tmp_path / "run"):
         pass
+
+
+def test_parts_of_a_comparison_are_done_in_one_folder_at_the_same_time(plan, performed):
+    parts = [replace(plan, part=True, comparison=Comparison(policies=(p,))) for p in ("choose", "drop")]
+    folders = [[part.of(name) for name in part.names] for part in parts]
+    with working_in(plan.folder, folders[0]) as first, working_in(plan.folder, folders[1]) as second:
+        parts[1].save()  # as the other command does first
+        done, _ = complete(parts[0], HERE, lambda missing: Noted(), first)
+        assert (done.names, done.part) == (parts[0].names, True)
+        done, _ = complete(parts[1], HERE, lambda missing: Noted(), second)
+        assert (set(done.names), done.part) == (set(plan.names), False), "all parts are finished"
+    assert comparison_in(plan.folder).policies == ("drop", "choose")
+    assert not plan.missing()
+
+
+def test_a_part_that_another_command_does_is_refused_and_so_is_the_whole(plan, impatient_lock):
+    part = [plan.of(plan.names[0])]
+    busy = "another simulation is at work in"
+    with working_in(plan.folder, part):
+        with pytest.raises(ScenarioError, match=busy), working_in(plan.folder, part):
+            pass
+        with pytest.raises(ScenarioError, match=busy), working_in(plan.folder):
+            pass

@@ -9,6 +9,7 @@ from device_runtime.simulation.compare.plan import (
     ComparisonPlan,
     check,
     comparison_in,
+    counted_seeds,
     scenario_in,
     without_effect,
 )
@@ -64,6 +65,20 @@ def test_what_was_saved_is_found_again_and_may_be_extended(plan):
     more = Comparison(policies=("choose", "drop", "few-shot"), seeds=3)
     ComparisonPlan(plan.scenario, more, plan.folder).save()
     assert comparison_in(plan.folder) == more
+
+
+def test_parts_of_a_comparison_add_to_what_the_folder_is_to_have(plan):
+    for policies, seeds in ((("choose",), 2), (("drop",), (1,)), (("choose",), (4,))):
+        part = Comparison(policies=policies, seeds=seeds)
+        ComparisonPlan(plan.scenario, part, plan.folder, part=True).save()
+    both = comparison_in(plan.folder)
+    assert (both.policies, both.seeds, both.seed_numbers) == (("choose", "drop"), (0, 1, 4), (0, 1, 4))
+
+
+@pytest.mark.parametrize("numbers, seeds", [((2, 0, 1, 1), 3), ((0,), 1), ((3, 1), (1, 3)), ((1,), (1,))])
+def test_seeds_from_0_on_are_counted_and_others_listed(numbers, seeds):
+    assert counted_seeds(numbers) == seeds
+    assert Comparison(policies=("drop",), seeds=seeds).seed_numbers == tuple(sorted(set(numbers)))
 
 
 def test_another_scenario_in_the_same_folder_is_refused_with_what_differs(plan):

@@ -10,7 +10,7 @@ import pytest
 from device_runtime.simulation.compare import running
 from device_runtime.simulation.compare.plan import Comparison, ComparisonPlan
 from device_runtime.simulation.compare.run_folder import RunName
-from device_runtime.simulation.compare.running import ProcessOptions, RunJob, run_all, run_jobs
+from device_runtime.simulation.compare.running import ProcessOptions, RunJob, run_jobs
 from device_runtime.simulation.errors import SimulationError
 from device_runtime.simulation.scenarios import scenario
 
@@ -34,6 +34,10 @@ class Noted:
 
     def close(self):
         pass
+
+
+def run_all(plan, names, children, view):
+    run_jobs({name: RunJob(plan, name) for name in names}, children, view)
 
 
 @pytest.fixture

@@ -54,18 +54,18 @@ def test_a_table_that_is_wider_than_the_terminal_comes_in_parts_of_whole_policie
     whole = table.main_table(policies, AT).text()
     width = len(whole.splitlines()[1])
     assert table.main_table(policies, AT).text(width) == whole
-    parts = table.main_table(policies, AT).text(55).split("\n\n")
+    parts = table.main_table(policies, AT).text(40).split("\n\n")
     assert [part.splitlines()[0].split() for part in parts] == [
         ["policy-0", "policy-1"], ["policy-2", "policy-3"], ["policy-4"],
     ]  # fmt: skip
-    assert max(len(line) for part in parts for line in part.splitlines()) <= 55
-    assert parts[2].splitlines()[3].split() == ["final", "accuracy", "40.0%"]
+    assert max(len(line) for part in parts for line in part.splitlines()) <= 40
+    assert parts[2].splitlines()[2].split() == ["final", "accuracy", "40.0%"]
     assert len(table.main_table(policies, AT).text(10).split("\n\n")) == 5
 
 
 def test_the_best_of_a_row_is_marked_and_equals_are_not():
     compared = {
-        "a": summary(final_acc=0.9, energy_j=70.0, fairness=0.5),
+        "a": summary(final_acc=0.9, energy_j=70.0, fairness=0.5, bytes_up=9.0),
         "b": summary(final_acc=0.8, energy_j=50.0, fairness=0.5),
     }
     page = table.main_table(compared, AT).html({"a": "#123456"})
@@ -77,9 +77,36 @@ def test_the_best_of_a_row_is_marked_and_equals_are_not():
 
 
 def test_equal_time_and_target_stand_in_the_heads():
-    text = table.main_table({"a": summary()}, AT).text()
+    text = table.main_table({"a": summary(acc_at_equal_time=0.5, time_to_target_s=9.0)}, AT).text()
     assert "accuracy at 2 min" in text
     assert "time to 80.0%" in text
+
+
+def test_a_measure_that_no_policy_has_gets_no_row():
+    text = table.main_table({"a": summary(), "b": summary(final_acc=0.5)}, AT).text()
+    assert [line.split() for line in text.splitlines()[2:]] == [["final", "accuracy", "–", "50.0%"]]
+
+
+def test_a_learning_efficiency_has_a_unit_of_few_digits():
+    # 50,627,231 % an hour are 14.06 % a millisecond
+    text = table.main_table({"a": summary(learning_efficiency=50_627_231 * 0.01 / 3600)}, AT).text()
+    assert text.splitlines()[-1].split() == ["learning", "efficiency", "14.1", "%/ms"]
+
+
+@pytest.mark.parametrize(
+    "ahead, metric, text",
+    [
+        (
+            SeedSpread(0.029, 0.0093, 3, 3),
+            "accuracy",
+            "2.9 [0.6, 5.2] points",
+        ),  # 4.303 * 0.93 / sqrt(3) = 2.31
+        (SeedSpread(0.029, nan, 1, 1), "accuracy", "2.9 points"),
+        (SeedSpread(0.25, nan, 1, 1), "R2", "0.250"),
+    ],
+)
+def test_a_lead_is_in_points_with_its_interval(ahead, metric, text):
+    assert table.lead_text(ahead, metric) == text
 
 
 def test_sums_that_are_not_opened_have_a_row_only_where_updates_are_masked():
@@ -87,7 +114,7 @@ def test_sums_that_are_not_opened_have_a_row_only_where_updates_are_masked():
     text = table.main_table({"a": {**summary(), **two(unopened=0.125, central_epsilon=2.5)}}, masked).text()
     assert [line.split()[-1] for line in text.splitlines() if "not opened" in line] == ["12.5%"]
     assert [line.split()[-1] for line in text.splitlines() if "epsilon spent" in line] == ["2.50"]
-    plain = table.main_table({"a": summary()}, AT).text()
+    plain = table.main_table({"a": summary(final_acc=0.5)}, AT).text()
     assert "not opened" not in plain and "epsilon" not in plain
 
 

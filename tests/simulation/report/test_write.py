@@ -29,7 +29,7 @@ PLOTS = {"accuracy-time", "accuracy-costs", "participation", "one-round", "busy-
 
 def plots(report):
     """The names of the drawings on the page."""
-    return set(re.findall(r'<h2 id="([\w-]+)">', report.page.read_text("utf-8")))
+    return set(re.findall(r'<figure id="([\w-]+)">', report.page.read_text("utf-8")))
 
 
 class Balanced(HTMLParser):
@@ -59,12 +59,13 @@ def report(comparison):
     return write(comparison())
 
 
-def test_a_report_is_three_files_and_every_plot_is_on_the_page(comparison):
+def test_a_report_is_four_files_and_every_plot_is_on_the_page(comparison):
     plan = comparison()
     before = {path.name for path in plan.folder.iterdir()}
     report = write(plan)
     assert {path.name for path in plan.folder.iterdir()} - before == {
         "report.html",
+        "accuracy.png",
         "rounds.csv",
         "summary.json",
     }
@@ -105,12 +106,32 @@ def test_the_page_says_how_it_was_made(report):
 
 
 def test_the_table_has_policies_across_and_measures_down(report):
-    lines = report.text().splitlines()
-    head = next(line for line in lines if "choose" in line)
+    lines = report.text(whole=True).splitlines()
+    head = next(line for line in lines if line.startswith("  "))
     assert head.split() == ["choose", "drop"]
     [took_part] = [line for line in lines if line.startswith("devices that counted")]
     assert re.search(r"[\d.]+ ± [\d.]+% +[\d.]+ ± [\d.]+%$", took_part)
     assert lines[-1] == f"report {report.page}"
+
+
+def test_a_report_begins_with_a_sentence_and_a_table_with_a_row_for_each_policy(report):
+    lines = report.text().splitlines()
+    ends = r"\[-?[\d.]+, -?[\d.]+\]"
+    head = re.compile(rf"^(\w+) ([\d.]+)%, ([\d.]+) {ends} points over (\w+) at equal time")
+    best, value, points, other = head.match(lines[1]).groups()
+    assert lines[3].split()[:2] == ["policy", "accuracy"]
+    assert [line.split()[0] for line in lines[5:7]] == ["choose", "drop"]
+    [row] = [line for line in lines if line.startswith(f"{best} ") and "±" in line]
+    assert row.split()[1] == value, "the table has the sentence's figure"
+    assert lines[-2:] == [f"plot   {report.plot}", f"report {report.page}"]
+    whole = report.text(whole=True)
+    first, second = sorted((best, other), key=["choose", "drop"].index)
+    [pair] = re.findall(rf"all classes +{first} − {second} .*", whole)
+    pair_figures = {figure.strip("+-") for figure in re.findall(r"([+-][\d.]+) \[", pair)}
+    assert points in pair_figures, "one difference has one figure"
+    page = report.page.read_text("utf-8")
+    assert page.index(f'<p class="lead">{lines[1]}</p>') < page.index("<table>") < page.index("<figure")
+    assert page.count("<figure", 0, page.index("<details>")) == 1
 
 
 def test_the_same_figures_come_as_json(report):
@@ -143,7 +164,7 @@ def test_rounds_of_all_runs_come_in_one_csv(report):
 
 
 def test_equal_points_and_classes_stand_below_the_table(report):
-    text, terms = report.text(), report.compared.terms
+    text, terms = report.text(whole=True), report.compared.terms
     assert terms.rounds == 12
     _, own, rest = re.split(r"^.*(?:mean of the last 5 evaluations|\(Student's t\))$", text, flags=re.M)[:3]
     heads = own.split("\n")[2]
@@ -153,7 +174,6 @@ def test_equal_points_and_classes_stand_below_the_table(report):
     [all_of_pair] = [line for line in rest.splitlines() if re.match(r"all classes +choose − drop ", line)]
     assert len(re.findall(r"[+-]\d+\.\d \[[+-]\d+\.\d, [+-]\d+\.\d\]", all_of_pair)) == 4
     page = report.page.read_text("utf-8")
-    assert re.search(r"points more than \w+ \(95% interval by seed: [+-]\d+\.\d to [+-]\d+\.\d\)\.", page)
     assert '<th scope="row">worst class</th>' in page
     assert "choose − drop</th>" in page
     assert "<h3>Recall of each class at 12 rounds: mean of the last 5 evaluations</h3>" in page
@@ -163,8 +183,8 @@ def test_equal_points_and_classes_stand_below_the_table(report):
 def test_classes_that_one_group_alone_holds_have_rows_and_a_plot(comparison):
     report = write(comparison(seeds=1, data={"groups": {"pi-5": {"classes": [8, 9]}}}))
     assert plots(report) == PLOTS | {"accuracy-of-groups"}
-    assert re.search(r"^pi-5 alone: 8, 9 +choose +\d+\.\d%", report.text(), re.M)
-    assert "worst class" not in report.text()
+    assert re.search(r"^pi-5 alone: 8, 9 +choose +\d+\.\d%", report.text(whole=True), re.M)
+    assert "worst class" not in report.text(whole=True)
 
 
 @pytest.mark.slow
@@ -178,12 +198,12 @@ def test_a_folder_from_before_classes_were_kept_is_reported_and_said_to_lack_the
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     report = write(plan)
     text = "no recall by class is kept of choose-0, drop-0, which an older version ran"
-    assert text in report.text()
+    assert text in report.text(whole=True)
     assert text in report.page.read_text("utf-8")
     assert json.loads(report.json())["equal"]["lacking"] == ["choose-0", "drop-0"]
     assert plots(report) == PLOTS - {"accuracy-by-class"}
-    assert re.search(r"^all classes +choose +\d+\.\d%", report.text(), re.M)
-    assert "alone" not in report.text()
+    assert re.search(r"^all classes +choose +\d+\.\d%", report.text(whole=True), re.M)
+    assert "alone" not in report.text(whole=True)
 
 
 @pytest.mark.slow
@@ -200,7 +220,7 @@ def test_the_same_runs_give_the_same_report(comparison):
 def test_one_policy_and_one_seed_are_reported_and_what_people_named_is_escaped(comparison):
     report = write(comparison(policies=("few-shot",), seeds=1, name="<b>&fleet"))
     assert plots(report) == PLOTS
-    assert "±" not in report.text()
+    assert "±" not in report.text(whole=True)
     text = report.page.read_text()
     assert "&lt;b&gt;&amp;fleet" in text
     assert "<b>&fleet" not in text
@@ -226,10 +246,9 @@ def test_the_best_policy_is_set_against_the_nearest_and_not_the_weakest(comparis
     summary = write(plan).compared.summary
     reached = {policy: summary[policy]["acc_at_equal_time"].mean for policy in policies}
     best, nearest, weakest = sorted(reached, key=lambda policy: -reached[policy])
-    lead = (plan.folder / "report.html").read_text("utf-8").partition("<dl>")[0]
+    lead = (plan.folder / "report.html").read_text("utf-8").partition("<table>")[0]
     points = 100 * (reached[best] - reached[nearest])
-    assert f"{best} has {reached[best]:.1%}, {points:.1f} points more than {nearest}, the nearest" in lead
-    assert "of the others (one seed: no interval)." in lead
+    assert f"{best} {reached[best]:.1%}, {points:.1f} points over {nearest}, the nearest, at equal" in lead
     assert reached[nearest] > reached[weakest]
 
 
@@ -240,7 +259,7 @@ def test_where_no_run_beats_chance_there_is_no_target_and_the_curves_are_drawn(c
     monkeypatch.setattr(figures, "_reachable", lambda runs: float("nan"))
     plan = comparison(seeds=1)
     report = write(plan)
-    assert "time to –" in report.text()
+    assert "time to" not in report.text(whole=True), "no row of dashes"
     assert "accuracy-time" in plots(report)
 
 
@@ -310,8 +329,8 @@ def test_a_policy_that_failed_stays_in_the_tables_with_its_reason(comparison):
     plan = comparison(policies=("choose", "drop"), seeds=1)
     shutil.rmtree(plan.of(RunName("drop", 0)))
     report = write(plan.finished({"drop": "nobody can"}))
-    head = report.text().splitlines()[1]
-    assert head.split() == ["choose", "drop"]
+    row = next(line for line in report.text().splitlines() if line.startswith("drop "))
+    assert row.split()[1:] == ["–"] * 5
     assert "drop failed: nobody can" in report.text()
     assert "failed: nobody can" in report.page.read_text("utf-8")
     assert "nobody can" in with_notes(report.compared)
