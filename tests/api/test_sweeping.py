@@ -61,7 +61,7 @@ def test_the_best_alone_is_run_on_the_test_samples_by_the_command_and_from_pytho
 
 @pytest.mark.slow
 def test_the_command_sweeps_too_and_goes_on_by_its_folder_alone(capsys):
-    words = ["phones", "--devices", "10", "--rounds", "1", "--policy", "few-shot,class-means"]
+    words = ["phones", "--devices", "10", "--rounds", "1", "--policy", "few-shot,fedavg"]
     assert main(["simulate", *words, "--sweep", "batch=8,16", "--run-dir", "here"]) == 0
     first = capsys.readouterr().out
     assert "4 points of batch, policy" in first and "best: batch=" in first

@@ -157,7 +157,11 @@ def planned_sweep(scenario: Scenario, options: WantedSweep, folder: Path | None 
         final = msgspec.structs.replace(final, data=msgspec.structs.replace(final.data, validation_share=0.0))
         policy, name = str(each.get(POLICY, options.policy)), _folder_name(each)
         runs = WantedRuns(policies=(policy,), seeds=options.seeds or 1, command=options.command)
-        points[name] = SweepPoint(each, planned(judged, runs, folder / POINTS / name), final)
+        try:
+            plan = planned(judged, runs, folder / POINTS / name)
+        except ScenarioError as error:
+            raise ScenarioError(f"{point_text(each)}: {error}") from None
+        points[name] = SweepPoint(each, plan, final)
     sweep = Sweep(
         scenario=msgspec.Raw(scenario.json()),
         points=tuple(dict(each.values) for each in points.values()),

@@ -22,6 +22,10 @@ POINTS = 600
 ROOM = 96
 """Characters of a title that fit the width of a figure, and of a legend with their signs."""
 MOST_PANELS = 4
+MOST_TICKS = 9
+"""The most ticks of an x axis that has the whole width."""
+MOST_MS = 100
+"""A shorter axis of time is in milliseconds."""
 
 
 def over_time(compared: ComparedRuns) -> Drawing | None:
@@ -147,13 +151,14 @@ def _curves(
     """Draws every policy's curve as far as all of its seeds went; returns the axis's unit and its size."""
     by_policy = {policy: _known(compared.of(policy), axis, value) for policy in compared.policies}
     most = max((_end(curves) for curves in by_policy.values() if curves), default=1.0)
-    unit, size = unit_for(most, units)
+    unit, size = ("ms", 1e-3) if units is TIMES and most < MOST_MS / 1000 else unit_for(most, units)
     drawn: dict[bytes, str] = {}
     for policy, curves in by_policy.items():
         if curves:
             _curve(on, policy, curves, size, _scale(compared.terms.metric))
             _mark_twin(on, policy, drawn.setdefault(_outline(curves), policy))
     on.set_xlim(0, 1.02 * most / size)
+    on.locator_params(axis="x", nbins=max(4, MOST_TICKS // on.get_gridspec().ncols))
     return unit, size
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from device_runtime.models.bundles.targets import ACCURACY
@@ -30,7 +31,8 @@ from device_runtime.simulation.compare.swept_settings import Value, value_text
 from device_runtime.simulation.history.metrics import accuracy
 
 from . import canvas
-from .canvas import MARKERS, MUTED, SPARE, STRONG, Drawing, panels
+from .accuracy import ROOM
+from .canvas import MARKERS, SPARE, STRONG, Drawing, panels
 from .table import Table, TableLine, figure_text, lead_text, metric_units
 
 NOTHING = SeedSpread(nan, nan, 0, 0)
@@ -283,7 +285,7 @@ def _rows(read: SweepFigures) -> Any:
             at, bar = scale * each.metric.mean, _bar(each, scale)
             on.errorbar(at, row, xerr=bar, color=STRONG, marker="o", markersize=5, capsize=3)
             if each is read.best:
-                _ring(on, scale * each.metric.mean, row, "")
+                _ring(on, scale * each.metric.mean, row, each.point.text)
     on.set_yticks(range(len(read.points)), [each.point.text for each in read.points])
     on.set(xlabel=_label(read), ylim=(len(read.points) - 0.5, -0.5))
     return figure
@@ -294,10 +296,9 @@ def _bar(each: PointFigures, scale: float) -> float:
 
 
 def _ring(on: Any, x: float, y: float, text: str) -> None:
-    """Marks the best point."""
+    """Marks the best point, which the title names."""
     on.plot(x, y, "o", markersize=13, markerfacecolor="none", markeredgecolor="#d55e00", markeredgewidth=1.6)
-    place = {"xytext": (0, -18), "textcoords": "offset points", "ha": "center", "va": "top"}
-    on.annotate(f"best: {text}" if text else "", (x, y), fontsize=8.5, color=MUTED, **place)
+    on.set_title(fill(f"best (ring): {text}", ROOM))
 
 
 def _label(read: SweepFigures) -> str:

@@ -97,7 +97,8 @@ def test_a_list_of_points_may_vary_the_policy(tmp_path):
             "10,100 points, expected 10,000 at most",
         ),
         (WantedSweep({"policy": ["dreams"]}), "no system is called 'dreams'"),
-        (WantedSweep({"codec": ["dreams"]}), "dreams"),
+        (WantedSweep({"codec": ["dreams"]}), "codec=dreams: "),
+        (WantedSweep({"batch": [8], "policy": ["class-means"]}), "batch=8, policy=class-means: --batch"),
     ],
 )
 def test_what_cannot_be_swept_is_refused(tmp_path, selection, message):

@@ -45,3 +45,12 @@ def test_classes_without_a_recall_are_left_out_of_the_drawing(classes, recwarn):
     accuracy._by_class(axes[0, 0], "drop", np.full((2, classes), np.nan), 0.0)
     assert len(axes[0, 0].lines[0].get_xdata()) == classes - 1
     assert not recwarn.list
+
+
+def test_a_curve_that_lies_on_another_one_says_so_in_the_legend():
+    _, axes = panels(1, 1, 3)
+    on, drawn = axes[0, 0], {}
+    for policy, curves in {"a": [curve(1.0, 4.0)], "b": [curve(1.0, 4.0)], "c": [curve(1.0, 5.0)]}.items():
+        accuracy._curve(on, policy, curves, size=1.0)
+        accuracy._mark_twin(on, policy, drawn.setdefault(accuracy._outline(curves), policy))
+    assert on.get_legend_handles_labels()[1] == ["a", "b (same as a)", "c"]
