@@ -62,6 +62,7 @@ from device_runtime.models.bundles.tensors import Tensors
 from device_runtime.models.bundles.weights import initial_values
 from device_runtime.strategies.interface import capabilities
 from device_runtime.strategies.interface.aggregator_half import CarriedState, RoundModel
+from device_runtime.strategies.kinds import evaluation
 from device_runtime.strategies.merging.folding import derived_bases
 from device_runtime.strategies.statistics import closed_form
 
@@ -287,12 +288,25 @@ class RoundPhases:
 
     def _with_held_out(self, figures: ModelEvaluation, number: int) -> ModelEvaluation:
         """With the accuracy on samples that the devices of a round held out; not where it went back."""
-        blob = self._store.rounds.start(number + 1).carried.memory.get(closed_form.MEMORY)
-        if blob is None or self._store.history.rollback_into(number, instead=True):
+        if self._store.history.rollback_into(number, instead=True):
             return figures
-        memory = tensors.decode(self._store.models.get(blob))
-        accuracy, count, head = closed_form.held_out_accuracy(memory)
-        return replace(figures, held_out_acc=accuracy, held_out_samples=count, held_out_head=head)
+        blobs = self._store.rounds.start(number + 1).carried.memory
+        pool, tests = (
+            tensors.decode(self._store.models.get(blobs[name])) if name in blobs else {}
+            for name in (closed_form.MEMORY, evaluation.FederatedEvaluation.name)
+        )
+        accuracy, count, head = closed_form.held_out_accuracy(pool)
+        own = evaluation.figures(self._run.manifest.target, tests, number)
+        if own is None:
+            return replace(figures, held_out_acc=accuracy, held_out_samples=count, held_out_head=head)
+        further = {"loss": own.eval_loss, **own.metrics}
+        return replace(
+            figures,
+            metrics={**figures.metrics, **{f"held-out {name}": value for name, value in further.items()}},
+            held_out_acc=own.eval_acc,
+            held_out_samples=own.num_examples,
+            held_out_head="trained",
+        )
 
     def publish(self, number: int, traffic: Mapping[str, DeviceTraffic], duration_s: float) -> RoundClosed:
         """Closes the round and deploys its served model."""

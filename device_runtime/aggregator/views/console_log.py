@@ -158,7 +158,7 @@ def held_out_by(record: RoundRecord) -> str:
 
 def metric_names(closed: Sequence[RoundClosed]) -> tuple[str, tuple[str, ...]]:
     """The names of the metric by which the models of these rounds are judged, and of the further ones."""
-    records = [event.record for event in closed if not isnan(event.record.eval_acc)]
+    records = [event.record for event in closed if event.record.metrics or not isnan(event.record.eval_acc)]
     return (records[-1].metric, tuple(records[-1].metrics)) if records else (ACCURACY, ())
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 KINDS = (
     *("full+few-shot", "representatives", "full", "width-slice", "sparse", "peft", "entropy-subset"),
     *("attention-transfer", "prototypes", "few-shot", "class-means", "local-zeroth-order", "zeroth-order"),
+    "evaluation",
 )
 """The shipped kinds, as in `registry.KINDS`."""
-EXACT_KINDS = frozenset({"zeroth-order", "class-means"})
+EXACT_KINDS = frozenset({"zeroth-order", "class-means", "evaluation"})
 """Kinds that send exact values and take no codec; see `registry.codec_setting`."""
 
 

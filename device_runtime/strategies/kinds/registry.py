@@ -30,6 +30,7 @@ from device_runtime.strategies.terms.proximal import FedProx, FscProx
 from .attention_transfer import AttentionTransfer
 from .class_means import ClassMeans
 from .entropy_subset import EntropySubset
+from .evaluation import FederatedEvaluation
 from .fedavg import FedAvg
 from .few_shot import FewShot
 from .full_and_few_shot import FullAndFewShot
@@ -57,6 +58,7 @@ SHIPPED: tuple[type[AnyStrategy], ...] = (
     ClassMeans,
     LocalZerothOrder,
     ZerothOrder,
+    FederatedEvaluation,
 )
 KINDS: dict[str, type[AnyStrategy]] = Strategy.registry
 KINDS.update({kind.name: kind for kind in SHIPPED})

@@ -14,6 +14,7 @@ from device_runtime.strategies.errors import MaskError, SpoiltSum
 from device_runtime.strategies.interface.device_half import LocalData, Update
 from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds.class_means import ClassMeans
+from device_runtime.strategies.kinds.evaluation import FederatedEvaluation, figures
 from device_runtime.strategies.kinds.fedavg import FedAvg
 from device_runtime.strategies.kinds.zeroth_order import ZerothOrder
 from device_runtime.strategies.masking import sums
@@ -109,6 +110,20 @@ def test_class_sums_and_counts_add_up(round_model):
     tensors = sums.read(summed(strategy, updates, layout), layout, group_of(updates), strategy).update.tensors
     assert tensors["counts"][:4].tolist() == pytest.approx([0, 3, 5, 0])
     np.testing.assert_allclose(tensors["sums"][2], 12.5, rtol=1e-9)
+
+
+def test_sums_of_a_federated_evaluation_add_up_to_figures_of_all_samples(model, digits, run, round_model):
+    strategy = FederatedEvaluation(hold_out=1.0)
+    parts = (slice(0, 30), slice(30, 100))
+    updates = [strategy.train(model, LocalData(digits.x[part], digits.y[part]), run()) for part in parts]
+    layout = layout_of(strategy, round_model.manifest, round_model.weights, MASKS)
+    opened = sums.read(summed(strategy, updates, layout), layout, group_of(updates), strategy)
+    state = strategy.fold(strategy.start(round_model), opened.update, 1.0)
+    memory = strategy.finish(state, round_model).memory
+    together = figures(model.manifest.target, memory, round_model.round)
+    assert together.num_examples == 100
+    right = model.logits(digits.x[:100]).argmax(axis=1) == digits.y[:100]
+    assert together.eval_acc == pytest.approx(right.mean())
 
 
 def test_a_device_of_more_samples_than_the_most_counts_as_so_many(model, digits, run):
