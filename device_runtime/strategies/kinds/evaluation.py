@@ -119,8 +119,8 @@ def measure(target: TargetSpec, outputs: NDArray[np.float32], test: LocalData) -
     """
     y = test.y
     if target.compared == "classes":
-        classes, taken = outputs.shape[1], outputs.argmax(axis=1)
-        counts = [np.bincount(of, minlength=classes) for of in (y, taken, y[taken == y])]
+        classes, predicted = outputs.shape[1], outputs.argmax(axis=1)
+        counts = [np.bincount(of, minlength=classes) for of in (y, predicted, y[predicted == y])]
         return np.stack([*counts, 0 * counts[0], 0 * counts[0]], axis=1).astype(np.float64)
     if target.compared == "input":
         return np.zeros((outputs.shape[1], MEASURES))
@@ -148,12 +148,12 @@ def figures(target: TargetSpec, memory: Tensors, number: int) -> Evaluation | No
         return base
     if target.compared == "values":
         return replace(base, **_of_values(target, rows))
-    true, taken, right = rows[:, 0], rows[:, 1], rows[:, 2]
-    f1 = 2 * right / np.maximum(true + taken, 1)
+    true, predicted, right = rows[:, 0], rows[:, 1], rows[:, 2]
+    f1 = 2 * right / np.maximum(true + predicted, 1)
     if target.compared == "flags":
         accuracy = float(rows[:, 3].sum() / rows[:, 4].sum())
         return replace(base, eval_acc=accuracy, metrics={"f1-macro": float(f1.mean())})
-    present = true + taken > 0
+    present = true + predicted > 0
     metrics = {
         "f1-macro": float(f1[present].mean()),
         "recall-macro": float((right / np.maximum(true, 1))[present].mean()),
