@@ -105,4 +105,5 @@ def _number(entry: SettingField, text: str) -> int | float | str:
     except ValueError:
         pass
     limits = "" if entry.setting.range == "-" else f", {entry.setting.range}"
-    raise argparse.ArgumentTypeError(f"{text!r}: expected a {entry.toml_type}{limits}")
+    or_text = f', or such as "{entry.setting.text_example}"' if entry.setting.or_text else ""
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a {entry.toml_type}{limits}{or_text}")

@@ -38,7 +38,8 @@ class Setting:
     none: what happens without the setting, where its default is None.
     flag: its option on a command line; empty: the field's name without `_s`, and no option within a table.
     metavar: the option's value in help texts; empty: by type and unit.
-    or_text: a pattern of texts that the option of a number takes too, for the command to find the number.
+    or_text: a pattern of texts that the option of a number takes too, for the command to find the number;
+    text_example is one.
     """
 
     meaning: str
@@ -55,6 +56,7 @@ class Setting:
     flag: str = ""
     metavar: str = ""
     or_text: str = ""
+    text_example: str = ""
 
     @property
     def limited(self) -> bool:

@@ -120,6 +120,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             more_than=0,
             flag="deadline",
             or_text=STRAGGLERS,
+            text_example="30% stragglers",
         ),
     ] = 60.0
     min_contributions: Annotated[

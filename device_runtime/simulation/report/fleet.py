@@ -205,7 +205,8 @@ def _values(on: Any, forecast: FleetForecast, value: Value) -> None:
             fill = colour if kind.fits[among].any() else PAPER
             on.hlines(row + offset, low, high, color=colour, linewidth=2)
             on.plot(middle, row + offset, "o", markersize=5, markeredgecolor=colour, markerfacecolor=fill)
-        on.plot([], [], "o", markersize=5, color=colour, label=kind.kind)
+        if not np.isnan(value(kind)).all():
+            on.plot([], [], "o", markersize=5, color=colour, label=kind.kind)
     on.set_xscale("log")
     on.xaxis.set_major_formatter("{x:g}")
     on.xaxis.set_minor_formatter(NullFormatter())

@@ -53,9 +53,19 @@ def test_a_task_that_is_served_has_no_deadline_by_stragglers_and_says_what_to_ty
         (["--out", "nowhere/fleet.png"], "there is no folder nowhere"),
         (["--devices-with", "tag=lab"], "no device of fleet mixed meets tag=lab: its groups are"),
         (["--deadline", "100% stragglers"], "expected 0 to less than 100% of the devices"),
+        (["--draw", "best"], "no drawing policy is called 'best'; there are uniform"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["fleet", *SMALL, *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_argument_that_is_no_deadline_says_what_one_is(capsys):
+    with pytest.raises(SystemExit):
+        main(["fleet", "--deadline", "30 stragglers"])
+    assert (
+        "'30 stragglers': expected a number, more than 0, or such as \"30% stragglers\""
+        in capsys.readouterr().err
+    )
