@@ -71,15 +71,8 @@ def test_the_picture_shows_each_kind_the_deadline_and_the_memory_limit():
         "slow (1)\n100% stragglers",
     ]
     names = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
-    assert names == [
-        "full",
-        "class-means",
-        "peft",
-        "too late",
-        "deadline",
-        "limit of memory",
-        "fits no device",
-    ]
+    assert names[:2] == ["full", "class-means"]  # nobody can do peft
+    assert names[2:] == ["too late", "deadline", "limit of memory", "fits no device"]
     assert memory.get_xlim()[1] > 7600  # the limit is on the picture
     assert out.getvalue().startswith(b"\x89PNG")
     assert drawing.title == "What a round costs fleet mine: deadline 4 s, 33% stragglers"
