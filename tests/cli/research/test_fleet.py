@@ -53,7 +53,10 @@ def test_a_task_that_is_served_has_no_deadline_by_stragglers_and_says_what_to_ty
         (["--out", "nowhere/fleet.png"], "there is no folder nowhere"),
         (["--devices-with", "tag=lab"], "no device of fleet mixed meets tag=lab: its groups are"),
         (["--deadline", "100% stragglers"], "expected 0 to less than 100% of the devices"),
-        (["--draw", "best"], "no drawing policy is called 'best'; there are uniform"),
+        (
+            ["--draw", "best", "--devices-per-round", "2"],
+            "no drawing policy is called 'best'; there are uniform",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, message, capsys, tmp_path, monkeypatch):
