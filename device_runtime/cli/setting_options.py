@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -96,7 +95,7 @@ def _help(entry: SettingField, default: Any) -> str:
 
 def _number(entry: SettingField, text: str) -> int | float | str:
     """An argument that is a number within the setting's limits, or a text by which it is found."""
-    if entry.setting.or_text and re.fullmatch(entry.setting.or_text, text):
+    if entry.setting.has_text(text):
         return text
     try:
         value: int | float = entry.type(text)

@@ -9,6 +9,7 @@ REST all read that annotation:
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -57,6 +58,10 @@ class Setting:
     metavar: str = ""
     or_text: str = ""
     text_example: str = ""
+
+    def has_text(self, value: object) -> bool:
+        """Whether a value is a text that stands for a number, as `or_text` says."""
+        return bool(self.or_text) and isinstance(value, str) and bool(re.fullmatch(self.or_text, value))
 
     @property
     def limited(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from device_runtime.aggregator.errors import TaskError
+from device_runtime.aggregator.tasks.closing import straggler_share
 from device_runtime.aggregator.tasks.systems import SharedSettings
 from device_runtime.aggregator.tasks.task import Task, check_effect
 from device_runtime.simulation.data import DataSpec
@@ -28,7 +29,14 @@ from device_runtime.strategies.settings import SettingField, setting_fields
 Value = bool | int | float | str | None
 POLICY = "policy"
 """The name of the policy, which is varied as settings are."""
-_OF_SCENARIO = {"devices": int, "slow": float, "engine": str, "precision": str, "choose": str}
+_OF_SCENARIO = {
+    "devices": int,
+    "slow": float,
+    "stragglers": float,
+    "engine": str,
+    "precision": str,
+    "choose": str,
+}
 _NOT_OF_TASK = (*NOT_OURS, "name", "keep_versions", "masks.helpers", "kinds")
 _NOT_OF_DATA = ("source", "path", "test_path", "validation_share", "test_share", "max_test")
 """Fields of [data] that say on which samples points are judged."""
@@ -69,6 +77,8 @@ class SweptSetting:
         raw = raw.item() if hasattr(raw, "item") else raw  # a number of numpy
         if raw in (None, NOTHING) and self._optional:
             return None
+        if self.field is not None and self.field.setting.has_text(raw):
+            return str(raw)
         try:
             value: Value = msgspec.convert(raw, self.type, strict=not isinstance(raw, str))
         except msgspec.ValidationError as error:
@@ -103,11 +113,13 @@ def setting_named(name: str, scenario: Scenario) -> SweptSetting:
 def at_point(scenario: Scenario, values: Mapping[str, Value]) -> Scenario:
     """The scenario with these values, but for the policy. Raises ScenarioError."""
     table = msgspec.json.decode(scenario.json())
-    for name, value in values.items():
-        if name != POLICY:
-            _put(table, setting_named(name, scenario).place, value)
     if "round_deadline_s" in values:
         table.pop("stragglers", None)  # by which the deadline was to be found
+    for name, value in values.items():
+        if (share := straggler_share(value)) is not None:
+            table["stragglers"] = share
+        elif name != POLICY:
+            _put(table, setting_named(name, scenario).place, value)
     try:
         check_effect({name: value for name, value in table["task"].items() if value is not None})
         return decode(msgspec.json.encode(table))

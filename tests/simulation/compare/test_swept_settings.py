@@ -117,3 +117,12 @@ def test_a_point_that_no_task_can_have_is_refused_with_its_values():
 def test_values_are_written_as_they_are_typed():
     values = {"lr": 0.1, "epochs": 2, "reuse": True, "devices_per_round": None, "late": "count"}
     assert point_text(values) == "lr=0.1, epochs=2, reuse=true, devices_per_round=none, late=count"
+
+
+def test_a_deadline_may_be_swept_by_its_share_of_stragglers():
+    deadline = setting_named("deadline", DIGITS)
+    assert deadline.value("30% stragglers") == "30% stragglers"
+    assert at_point(DIGITS, {deadline.name: "30% stragglers"}).stragglers == 0.3
+    found_later = at_point(DIGITS, {"stragglers": setting_named("stragglers", DIGITS).value("0.5")})
+    assert found_later.stragglers == 0.5
+    assert at_point(found_later, {deadline.name: 4.0}).stragglers is None
