@@ -10,10 +10,12 @@ from pathlib import Path
 TORCH = "torch==2.13.0"
 NEEDS = {
     "bare": (),
-    "flower": ("flwr[simulation]",),
-    "pfl": ("pfl[pytorch]",),
+    "flower": ("flwr[simulation]", "matplotlib"),
+    "pfl": ("pfl[pytorch]", "matplotlib"),
+    "fedlab": ("fedlab",),
 }
 """What is installed beside torch, numpy and psutil; the newest versions, which the tables name."""
+IMPORTED = {"fedlab": "fedlab.contrib.algorithm.basic_client"}  # where torchvision is not torch's, this fails
 MADE = "made"
 
 
@@ -29,6 +31,8 @@ def python_of(environment: str, folder: Path) -> str:
         install = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*install, TORCH, "numpy", "psutil"], check=True)  # first: the build for this machine
         if NEEDS[environment]:
-            subprocess.run([*install, *NEEDS[environment]], check=True)
+            subprocess.run([*install, TORCH, *NEEDS[environment]], check=True)
+        if module := IMPORTED.get(environment):
+            subprocess.run([str(python), "-c", f"import {module}"], check=True)
         (home / MADE).touch()
     return str(python)

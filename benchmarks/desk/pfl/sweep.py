@@ -1,0 +1,6 @@
+from fedavg import run
+
+results = {lr: run(lr=lr) for lr in (0.01, 0.03, 0.1)}
+for lr, accuracies in results.items():
+    print("accuracy", lr, accuracies[-1])
+print("best", max(results, key=lambda lr: results[lr][-1]))
