@@ -17,12 +17,26 @@ from device_runtime.simulation.compare.figures import (
     SeedSpread,
     Summary,
     duration,
+    final_name,
     unit_for,
 )
 from device_runtime.simulation.history.metrics import Axis
 
-from .table import MEAN, PERCENT, Table, TableLine, best_places, figure_text, lead_text, metric_units
+from .table import (
+    MEAN,
+    PERCENT,
+    PLAIN,
+    Table,
+    TableLine,
+    best_places,
+    figure_text,
+    lead_text,
+    metric_units,
+    which_is_best,
+)
 
+MOST_FURTHER = 2
+"""The most further metrics in the short table."""
 NOTHING = SeedSpread(nan, nan, 0, 0)
 
 
@@ -91,7 +105,7 @@ def _reached(of: HasFigures, axis: Axis) -> dict[str, SeedSpread]:
 def short_table(of: HasFigures, failed: Sequence[str] = ()) -> Table:
     """Policies down: the metric where they are compared and at the end, devices that counted, energy, bytes.
 
-    failed: policies without figures, whose cells are empty.
+    Of further metrics it has the first at the end. failed: policies without figures, whose cells are empty.
     """
     metric, axis = metric_units(of.terms.metric), _axis(of)
     point = duration(of.terms.at_s) if axis == "time" else f"{of.terms.rounds} rounds"
@@ -99,6 +113,7 @@ def short_table(of: HasFigures, failed: Sequence[str] = ()) -> Table:
     columns = (
         (f"{of.terms.metric} at {point}", "", metric, 1),
         ("at the end", "final_acc", metric, 1),
+        *((name, final_name(name), PLAIN, which_is_best(name)) for name in of.terms.metrics[:MOST_FURTHER]),
         ("devices", "devices_that_counted", PERCENT, 1),
         ("energy", "energy_j", JOULE, -1),
         ("bytes", "bytes_moved", BYTES, -1),

@@ -81,7 +81,7 @@ def measures(at: ComparisonTerms) -> tuple[TableRow, ...]:
         TableRow("final_acc", f"final {metric}", last, units, 1),
         TableRow("best_acc", f"best {metric} (test)", BEST, units, 1),
         *(
-            TableRow(final_name(name), f"final {name}", last, PLAIN, _which_is_best(name))
+            TableRow(final_name(name), f"final {name}", last, PLAIN, which_is_best(name))
             for name in at.metrics
         ),
         TableRow("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
@@ -108,7 +108,7 @@ def measures(at: ComparisonTerms) -> tuple[TableRow, ...]:
     )
 
 
-def _which_is_best(metric: str) -> int:
+def which_is_best(metric: str) -> int:
     """As `TableRow.best`, of a further metric; 0 for one of the user's own."""
     higher = higher_is_better(metric)
     if metric in HIGHER or higher:
