@@ -223,6 +223,6 @@ def test_a_service_is_asked_stopped_and_goes_on(quiet_again, own_temporary, caps
     pytest.importorskip("fastapi")
     names, _ = run_all("service")
     assert names["service"].done
-    assert list(names["rounds"]["round"]) == [1, 2, 3, 4, 5, 6]
+    assert list(names["rounds"]["round"]) == [1, 2, 3, 4]
     assert names["rounds"]["eval_acc"].iloc[-1] > 0.5
     assert "stopped on the way" in capsys.readouterr().out
