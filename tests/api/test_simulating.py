@@ -108,12 +108,14 @@ def test_finished_folders_are_compared_as_the_command_does(capsys):
     for policy in ("few-shot", "class-means"):
         dr.simulate("digits", policies=[policy], run_dir=f"runs/{policy}", **SMALL)
     comparison = dr.compare("runs/few-shot", "runs/class-means")
-    assert comparison.policies == ("few-shot/few-shot", "class-means/class-means")
+    assert comparison.policies == ("few-shot", "class-means")  # parts of one scenario are joined
     assert main(["compare", "runs/few-shot", "runs/class-means"]) == 0
     assert capsys.readouterr().out == f"{comparison.table()}\n"
     assert main(["compare", "--format", "json", "runs/few-shot", "runs/class-means"]) == 0
     assert json.loads(capsys.readouterr().out) == comparison.to_dict()
-    assert "few-shot/few-shot" in comparison._repr_html_()
+    assert "few-shot" in comparison._repr_html_()
+    apart = dr.compare("runs/few-shot", "runs/class-means", apart=True)
+    assert apart.policies == ("few-shot/few-shot", "class-means/class-means")
     with pytest.raises(ScenarioError, match="nowhere is not the folder of a simulation"):
         dr.compare("nowhere")
 
@@ -183,7 +185,11 @@ def test_kinds_that_only_this_process_knows_are_trained_here(tmp_path):
         ({"policies": []}, ScenarioError, "policies is empty"),
         ({"kinds": ["telepathy"]}, TaskError, "no kind of update is called 'telepathy'"),
         ({"seeds": 0}, ScenarioError, "seeds is 0, expected a whole number, 1 or more"),
-        ({"seeds": "a"}, ScenarioError, "seeds is 'a', expected a whole number, 1 or more"),
+        (
+            {"seeds": "a"},
+            ScenarioError,
+            "seeds is 'a', expected a number of seeds, or whole numbers from 0 on",
+        ),
         ({"devices": "5"}, ScenarioError, "devices is '5', expected a whole number, 1 or more"),
         ({"parallel": 0}, ScenarioError, "parallel is 0, expected a whole number, 1 or more"),
         ({"policies": [3]}, ScenarioError, "policies has 3, expected names"),
