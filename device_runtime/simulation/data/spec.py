@@ -205,6 +205,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 f"{name} has no effect: it is of partition {' or '.join(partitions)}, not {self.partition}"
                 for name, partitions in _OF_PARTITIONS.items()
                 if name in changed and self.partition not in partitions
+                if name != "client_column" or self.source not in OF_WINDOWS  # it cuts them too
             ),
             *(
                 f"{name} has no effect: it is of source {' or '.join(sources)}, not {self.source}"

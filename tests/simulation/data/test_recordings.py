@@ -117,6 +117,14 @@ def test_a_column_of_a_table_says_whose_recording_a_row_is_of(tmp_path, of_life,
     assert [len(part) for part in divide(data, spec, 4, 0)] == [2, 2, 2, 2]
 
 
+def test_clients_of_recordings_matter_to_every_partition():
+    recorded = DataSpec(source="recordings", path="a.csv", client_column="engine")
+    assert recorded.without_effect == ()
+    assert (
+        "client_column has no effect" in msgspec.structs.replace(recorded, source="table").without_effect[0]
+    )
+
+
 def test_a_second_table_of_recordings_is_evaluated_on(tmp_path, of_life):
     other = engines(tmp_path / "b.csv", "z").path
     spec = msgspec.structs.replace(engines(tmp_path / "a.csv", "abc"), test_path=other)
