@@ -12,11 +12,10 @@ from pathlib import Path
 
 from device_runtime.cli.options import as_json, listed
 from device_runtime.simulation.compare.completing import CompletionOptions, working_in
-from device_runtime.simulation.compare.plan import counted_seeds
+from device_runtime.simulation.compare.plan import SWEEP, counted_seeds
 from device_runtime.simulation.compare.progress import ProgressView
 from device_runtime.simulation.compare.run_folder import RunName
 from device_runtime.simulation.compare.sweep import (
-    SWEEP,
     SweepPlan,
     WantedSweep,
     check_sweep,

@@ -45,6 +45,8 @@ from .run_folder import RunName, fingerprint, finished
 log = logging.getLogger(__name__)
 
 SCENARIO, COMPARISON, RUNS = "scenario.json", "comparison.json", "runs"
+SWEEP, POINTS = "sweep.json", "points"
+"""What the folder of a sweep has: its plan, and a folder for each point, as of a simulation."""
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -235,7 +237,8 @@ def whole_plan_in(folder: Path) -> ComparisonPlan:
     """The plan of this folder, also of runs that are not finished. Raises as `plan_in` does."""
     scenario, comparison = scenario_in(folder), comparison_in(folder)
     if scenario is None or comparison is None:
-        raise ScenarioError(f"{folder} is not the folder of a simulation")
+        points = f": it is of a sweep, name folders in {folder / POINTS}" if (folder / SWEEP).exists() else ""
+        raise ScenarioError(f"{folder} is not the folder of a simulation{points}")
     return ComparisonPlan(scenario, comparison, folder)
 
 

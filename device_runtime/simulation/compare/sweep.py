@@ -24,14 +24,23 @@ from device_runtime.simulation.rounds.trackers import tracker_named
 from device_runtime.simulation.scenarios.scenario import CHOOSE, Scenario, decode
 
 from .completing import Begin, CompletionOptions, RunOptions, do_runs
-from .plan import ComparisonPlan, WantedRuns, check, log, planned
+from .plan import (
+    POINTS,
+    SWEEP,
+    ComparisonPlan,
+    WantedRuns,
+    check,
+    log,
+    planned,
+)
 from .run_folder import RunName, fingerprint
 from .running import RunJob
 from .swept_settings import POLICY, Value, at_point, point_text, setting_named
 
 VALIDATION_SHARE = 0.2
 """The share of the training samples by which points are judged, if the scenario does not say another."""
-SWEEP, POINTS, BEST = "sweep.json", "points", "best"
+BEST = "best"
+"""The folder in which points are run alone, on the test samples."""
 MOST_POINTS = 10_000
 MOST_IN_NAME = 80
 

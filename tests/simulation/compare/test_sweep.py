@@ -4,7 +4,7 @@ import pytest
 
 from device_runtime.simulation.compare import completing
 from device_runtime.simulation.compare.completing import CompletionOptions, RunOptions, working_in
-from device_runtime.simulation.compare.plan import scenario_in
+from device_runtime.simulation.compare.plan import plan_in, scenario_in
 from device_runtime.simulation.compare.progress import NoProgress
 from device_runtime.simulation.compare.sweep import (
     WantedSweep,
@@ -123,6 +123,8 @@ def test_a_stopped_sweep_goes_on_and_takes_further_points(tmp_path, performed):
     runs, _ = performed
     assert completed(planned_sweep(DIGITS, GRID, tmp_path / "run")) == {}
     assert len(runs) == 8
+    with pytest.raises(ScenarioError, match="not the folder of a simulation: it is of a sweep"):
+        plan_in(tmp_path / "run")
     again = sweep_in(tmp_path / "run")
     assert [point.values for point in again.points][-1] == {"lr": 0.1, "epochs": 2}
     assert (again.missing(), again.sweep.seeds) == ({}, 2)
