@@ -36,6 +36,7 @@ def text(forecast: FleetForecast) -> str:
         "Medians of a group's devices, with the 5% and 95% quantile, for the richest form of each kind:",
         "seconds from the offer to the arrival of the update, modelled joules of a round. fits: devices that",
         "have the memory and time for some form of the kind; sends: devices that would send it.",
+        *_why_none(forecast),
         *other_deadlines(forecast),
     ])  # fmt: skip
 
@@ -56,6 +57,13 @@ def stragglers(forecast: FleetForecast) -> str:
     lacking = f", {memory:,} of them for lack of memory" if memory else ""
     sentence = f"{where}: {late:,} ({late / count:.0%}) are stragglers{lacking}"
     return f"{sentence}: {', '.join([*late_of[:_FEW], *more])}."
+
+
+def _why_none(forecast: FleetForecast) -> Iterator[str]:
+    """A line for each kind that fits no device."""
+    for kind in forecast.kinds:
+        if kind.misfit:
+            yield f"{kind.kind} fits no device; most often it {kind.misfit}."
 
 
 def other_deadlines(forecast: FleetForecast) -> Iterator[str]:

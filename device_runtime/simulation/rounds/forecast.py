@@ -61,6 +61,7 @@ class KindForecast:
     round. All are nan where the device cannot do this kind.
     fits: some form of it fits the device's memory and the deadline.
     sends: the device would send it.
+    misfit: why it fits no device, the most frequent reason; empty if it fits one.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class KindForecast:
     energy_j: Floats
     fits: Flags
     sends: Flags
+    misfit: str = ""
 
 
 @dataclass(frozen=True)
@@ -148,13 +150,16 @@ class _DeviceLine:
 
 def _of_kind(name: str, lines: list[_DeviceLine]) -> KindForecast:
     costs = [next((c.cost for c in line.candidates.get(name, ()) if c.cost), None) for line in lines]
+    fits = np.array([any(not c.misfits for c in line.candidates.get(name, ())) for line in lines])
+    reasons = Counter(c.misfits[0] for line in lines for c in line.candidates.get(name, ()) if c.misfits)
     return KindForecast(
         name,
         seconds=np.array([nan if cost is None else cost.seconds for cost in costs]),
         memory_bytes=np.array([nan if cost is None else cost.peak_memory_bytes for cost in costs]),
         energy_j=np.array([nan if cost is None else cost.energy_j for cost in costs]),
-        fits=np.array([any(not c.misfits for c in line.candidates.get(name, ())) for line in lines]),
+        fits=fits,
         sends=np.array([line.sends == name for line in lines]),
+        misfit="" if fits.any() or not reasons else reasons.most_common(1)[0][0],
     )
 
 

@@ -17,7 +17,8 @@ def made_up(deadline_s=4.0, **changes):
     late = needs > deadline_s
     full = KindForecast("full", 0.9 * needs, 1e6 * np.array([60.0, 60, 60]), needs * 10, ~late, ~late)
     means = KindForecast("class-means", needs / 10, 1e6 * np.array([30.0, 30, 30]), needs, yes, late)
-    peft = KindForecast("peft", np.full(3, np.nan), np.full(3, np.nan), np.full(3, np.nan), no, no)
+    unknown = np.full(3, np.nan)
+    peft = KindForecast("peft", unknown, unknown, unknown, no, no, "needs 900 MB of 350 MB")
     limits = np.array([7.6e9, 7.6e9, 3.5e8])
     groups = ("fast", "fast", "slow")
     fields = {"kinds": (full, means, peft), "devices": 3, **changes}
@@ -33,6 +34,11 @@ def test_stragglers_are_told_by_group_with_the_deadline():
     assert stragglers(made_up(devices=3_000)).startswith("3 of 3,000 devices of fleet mine")
 
 
+def test_a_kind_that_fits_no_device_has_a_reason():
+    [line] = [line for line in text(made_up()).splitlines() if "fits no device" in line]
+    assert line == "peft fits no device; most often it needs 900 MB of 350 MB."
+
+
 def test_it_says_so_when_nobody_is_a_straggler():
     assert stragglers(made_up(10.0)).endswith(
         "nobody is a straggler, a full update fits every device; the slowest needs a deadline of 8 s."
@@ -44,7 +50,7 @@ def test_the_table_has_a_row_for_each_group_and_kind():
     assert ["fast", "full", "1.80", "(0.990", "to", "2.61)", "60", "20", "(11", "to", "29)", "2", "2"] in rows
     assert ["1", "device", "class-means", "0.800", "30", "8", "1", "1"] in rows
     assert ["slow", "full", "7.20", "60", "80", "0", "–"] in rows
-    assert sum("peft" in row for row in rows) == 2
+    assert sum("peft" in row for row in rows) == 3  # with the line that says why
 
 
 def test_other_deadlines_are_told_with_the_stragglers_that_they_leave():
