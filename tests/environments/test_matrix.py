@@ -62,6 +62,7 @@ OPERATOR: dict[str, tuple[str, ...]] = {
     ),
     "serve far": ("serve", "--bundle", "digits-wrn-10-1", "--broker", NOT_REACHED, "--run-dir", "STATE/far"),
     "models": ("models", "STATE/run"),
+    "backup": ("backup", "STATE/run", "STATE/run.tar"),
     "mask-helper": ("mask-helper", NOT_REACHED, "--name", "club", "--print-key", "--state", "STATE/helper"),
     "new": ("new", "STATE/project"),
     "kinds": ("kinds",),
@@ -71,7 +72,7 @@ OPERATOR: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "STATE/simulated"),
 }
 """Commands of operators and researchers, but those that fetch something, emulate a fleet or need torch."""
-LEFT_OUT = ("edge", "web", "bundle-wheels", "demo", "simulate", "export")
+LEFT_OUT = ("edge", "web", "bundle-wheels", "demo", "simulate", "fleet", "export")
 QUICK = (
     ("HOME unset, no passwd entry", "join at home"),
     ("no /tmp", "measure"),

@@ -46,7 +46,7 @@ def test_a_kept_run_read_again_has_the_same_values(stamped, tmp_path):
     kept.write(path, stamped, KEY)
     again = kept.read(path, NAME, KEY)
     assert (again.commits, again.date) == (stamped.commits, stamped.date)
-    assert again.run.tally == replace(stamped.run.tally, sat_out={})
+    assert again.run.tally == replace(stamped.run.tally, sat_out={}, stragglers={})
     assert again.run.info == msgspec.structs.replace(stamped.run.info, sha256=KEY)
     assert again.run.rounds[1].energy_j == 123457.0  # 6 significant digits
     exact = replace(stamped.run.rounds[1], energy_j=123457.0)
