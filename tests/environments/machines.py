@@ -206,7 +206,9 @@ MACHINES: dict[str, Machine] = {
     "umask 777": Machine(
         python="import os; os.umask(0o777)", wrap=_UNPRIVILEGED, works=False, without=("partition",)
     ),
-    "no network": Machine(wrap=("unshare", "-n"), ends={"serve": 3, "models": 2, "backup": 2}),  # not even with itself
+    "no network": Machine(
+        wrap=("unshare", "-n"), ends={"serve": 3, "models": 2, "backup": 2}
+    ),  # not even with itself
     "no IPv6": Machine(python="import socket; socket.has_ipv6 = False"),
     "stdin closed": Machine(streams="<&-"),
     "stdout closed": Machine(streams=">&-"),

@@ -17,6 +17,7 @@ from device_runtime.broker.wire.durable_files import (
     locked_folder,
     move_into_place,
     private_folder,
+    private_opener,
     sync,
 )
 
@@ -46,7 +47,7 @@ def back_up(folder: Path, archive: Path) -> int:
     try:
         with _staged(folder) as staged:
             _stage(folder, staged)
-            with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, PRIVATE)) as file:
+            with open(temporary, "wb", opener=private_opener) as file:
                 with tarfile.open(fileobj=file, mode="w") as tar:
                     tar.add(staged, arcname=folder.resolve().name)
                 file.flush()
@@ -98,9 +99,9 @@ def _stage(folder: Path, staged: Path) -> None:
                 copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with suppress(FileNotFoundError):  # content that no commit refers to any more
                     _link(path, copy, folder)
+        os.close(os.open(staged / FILE, os.O_CREAT | os.O_WRONLY, PRIVATE))
         with closing(sqlite3.connect(staged / FILE)) as target:
             source.backup(target)
-    (staged / FILE).chmod(PRIVATE)
 
 
 @contextmanager
@@ -126,7 +127,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def _link(path: Path, copy: Path, folder: Path) -> None:
     """Links content, which never changes, and copies other files, to which lines are added."""
     if path.parent == folder:
-        shutil.copy2(path, copy)
+        _copy(path, copy)
         return
     try:
         os.link(path, copy)
@@ -139,6 +140,11 @@ def _link(path: Path, copy: Path, folder: Path) -> None:
             text = "has no hard links, and an aggregator runs there: stop it for the backup"
             raise RunFolderError(f"the file system of {folder} {text}") from None
         try:
-            shutil.copy2(path, copy)
+            _copy(path, copy)
         finally:
             os.close(handle)
+
+
+def _copy(path: Path, copy: Path) -> None:
+    with path.open("rb") as source, open(copy, "wb", opener=private_opener) as target:
+        shutil.copyfileobj(source, target)
