@@ -6,8 +6,9 @@ safetensors, and a body over `INLINE_LIMIT` is named by its `Blob` and pulled in
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -397,12 +398,28 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
+_decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
+_one_at_a_time = threading.Lock()
+
+
+def _decoder_of(kind: type[M]) -> msgspec.msgpack.Decoder[M]:
+    """The decoder of a type of message, made by one thread at a time.
+
+    A process crashed in msgspec where four threads decoded their first offers at once.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        with _one_at_a_time:
+            decoder = _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
+    return decoder
+
+
 def decode(payload: bytes, kind: type[M]) -> M:
     """Read a payload as a message of this type. Raises MessageError with what is wrong and where."""
     if len(payload) > MESSAGE_LIMIT:
         raise MessageError(f"{kind.__name__} of {len(payload)} bytes; at most {MESSAGE_LIMIT} are read")
     try:
-        message = msgspec.msgpack.decode(payload, type=kind)
+        message: M = _decoder_of(kind).decode(payload)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise MessageError(f"not a {kind.__name__}: {error}") from None
     if message.v != VERSION:
