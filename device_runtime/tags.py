@@ -1,4 +1,4 @@
-"""Tags of devices: what their owner or a fleet says of them, by which tasks select ("kitchen", "floor=2")."""
+"""Tags of devices, such as "kitchen" or "floor=2", by which tasks select devices."""
 
 from __future__ import annotations
 

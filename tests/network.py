@@ -220,7 +220,45 @@ def _split(data):
         start = at + size
 
 
-class HttpProxy:
+class Listener:
+    """Accepts connections in a thread of its own, and gives each to `_serve`."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._server = socket.create_server(("127.0.0.1", port))
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def port(self):
+        return self._server.getsockname()[1]
+
+    def hang_up(self):
+        for connection in self._sockets:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self._sockets.clear()
+
+    def close(self):
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.hang_up()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            self._sockets.append(client)
+            self._serve(client)
+
+    def _serve(self, client: socket.socket) -> None:
+        raise NotImplementedError
+
+
+class HttpProxy(Listener):
     """An HTTP proxy that connects further on CONNECT. `status`: answers this, and makes no connection.
 
     requests: the head of each.
@@ -228,25 +266,11 @@ class HttpProxy:
 
     def __init__(self, status: str = "") -> None:
         self.status, self.requests = status, list[str]()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__()
+        self.address = f"127.0.0.1:{self.port}"
 
-    def close(self):
-        for each in [self._server, *self._sockets]:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def _serve(self):
-        while True:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                return
-            self._sockets.append(client)
-            threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+    def _serve(self, client):
+        threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 
     def _connect(self, client):
         head = b""
@@ -272,7 +296,7 @@ def _pump(source, target):
         target.shutdown(socket.SHUT_RDWR)
 
 
-class Peer:
+class Peer(Listener):
     """Answers each connection with the next of `answers` after what the client sends first; the last repeats.
 
     An answer is bytes, or None for silence. `ends`: it then closes the connection, for all or for each.
@@ -281,42 +305,17 @@ class Peer:
     def __init__(self, *answers: bytes | None, ends: bool | list[bool] = False, port: int = 0) -> None:
         self.answers, self.connections, self.stream = list(answers), 0, bytearray()
         self.ends = ends if isinstance(ends, list) else [ends]
-        self._server = socket.create_server(("127.0.0.1", port))
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    @property
-    def port(self):
-        return self._server.getsockname()[1]
+        super().__init__(port)
 
     @property
     def url(self):
         return f"mqtt://127.0.0.1:{self.port}"
 
-    def hang_up(self):
-        for connection in self._sockets:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-        self._sockets.clear()
-
-    def close(self):
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self.hang_up()
-
-    def _serve(self):
-        while True:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                return
-            self._sockets.append(client)
-            answer = self.answers[min(self.connections, len(self.answers) - 1)]
-            ends = self.ends[min(self.connections, len(self.ends) - 1)]
-            self.connections += 1
-            threading.Thread(target=self._answer, args=(client, answer, ends), daemon=True).start()
+    def _serve(self, client):
+        answer = self.answers[min(self.connections, len(self.answers) - 1)]
+        ends = self.ends[min(self.connections, len(self.ends) - 1)]
+        self.connections += 1
+        threading.Thread(target=self._answer, args=(client, answer, ends), daemon=True).start()
 
     def _answer(self, client, answer, ends):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Eight jobs of a researcher, written here, in Flower, in pfl and some in FedLab: runs them, counts lines.
+"""Runs eight jobs of a researcher in this package, Flower, pfl and FedLab, and counts their lines.
 
     .venv/bin/python benchmarks/desk/run.py  # makes the peers' environments first: 15 minutes
     .venv/bin/python benchmarks/desk/run.py --systems ours --jobs sweep metric

@@ -1,4 +1,4 @@
-"""What all programs of the desk share and none counts: own samples of twenty clients, and an own network."""
+"""The samples and the network of all programs of the desk, which are not counted in their lines."""
 
 import numpy as np
 import torch

@@ -276,15 +276,15 @@ def frame(
     >>> frame(houses, label_column="price", client_column="city", partition="natural").source
     'table'
     """
-    columns = {"label_column": _listed(label_column), "client_column": client_column}
-    columns |= {"feature_columns": _listed(feature_columns), "text_column": text_column}
+    columns = _columns(label_column, feature_columns, client_column) | {"text_column": text_column}
     paths = {"path": _kept_frame(data)} | ({} if test is None else {"test_path": _kept_frame(test)})
     return of_source("text" if text_column else "table", **paths, **columns, **division)
 
 
-def _listed(columns: str | Sequence[str]) -> str:
-    """Columns as a source takes them: names or numbers, separated by commas."""
-    return columns if isinstance(columns, str) else ",".join(map(str, columns))
+def _columns(label: str | Sequence[str], features: str | Sequence[str], client: str) -> dict[str, str]:
+    """Columns as a source takes them: names or numbers, several separated by commas."""
+    parts = {"label_column": label, "feature_columns": features, "client_column": client}
+    return {name: part if isinstance(part, str) else ",".join(map(str, part)) for name, part in parts.items()}
 
 
 def _kept_frame(data: Any) -> Path:
@@ -328,11 +328,7 @@ def table(
     >>> table("houses.csv", label_column=["price", "area"]).label_column
     'price,area'
     """
-    columns = {
-        "label_column": _listed(label_column),
-        "feature_columns": _listed(feature_columns),
-        "client_column": client_column,
-    }
+    columns = _columns(label_column, feature_columns, client_column)
     return of_source("table", path=path, **columns, **division)
 
 
@@ -374,11 +370,7 @@ def recordings(
     >>> recordings("engines.parquet", client_column="engine", partition="natural").client_column
     'engine'
     """
-    columns = {
-        "label_column": _listed(label_column),
-        "feature_columns": _listed(feature_columns),
-        "client_column": client_column,
-    }
+    columns = _columns(label_column, feature_columns, client_column)
     return of_source("recordings", path=path, **columns, **division)
 
 

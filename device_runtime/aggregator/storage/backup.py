@@ -1,4 +1,4 @@
-"""Writes a run folder, as it is at one moment, into an archive, while an aggregator goes on with it."""
+"""Backs up a run folder while an aggregator uses it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .tables import database_place_of
 PARTIAL = "partial"
 """The folder of what is not complete yet."""
 STAGED = ".backup"
-"""The folder, in that of the run, in which a backup is put together."""
+"""The folder inside the run folder where a backup is prepared."""
 
 
 def back_up(folder: Path, archive: Path) -> int:
@@ -64,7 +64,7 @@ def back_up(folder: Path, archive: Path) -> int:
 
 @contextmanager
 def _staged(folder: Path) -> Iterator[Path]:
-    """An empty folder on the disk of the run, for one backup at a time; what a killed one left is removed."""
+    """An empty folder on the run's disk, for one backup at a time. Removes what a killed backup left."""
     place = folder / STAGED
     private_folder(place)
     try:
@@ -87,7 +87,7 @@ def _empty(folder: Path) -> None:
 
 
 def _stage(folder: Path, staged: Path) -> None:
-    """Puts the run together in `staged`, which is below `folder`."""
+    """Links and copies the files of the run into `staged`, which is below `folder`."""
     with closing(connect_to_read(folder / FILE)) as source:
         with _no_commits(folder):
             source.execute("BEGIN")
@@ -116,7 +116,7 @@ def _no_commits(folder: Path) -> Iterator[None]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files of a run but those of the database and the lock, and what is not complete."""
+    """The files of a run, without the database, the lock and incomplete blobs."""
     for path in sorted(folder.rglob("*")):
         inner = path.relative_to(folder).parts
         aside = inner[0].startswith(FILE) or inner[0] in (STAGED, "lock") or PARTIAL in inner[:-1]

@@ -1,4 +1,4 @@
-"""How the devices of a round are drawn, where a round asks only some: uniformly, or by a policy of one's own.
+"""Draws the devices of a round that asks only some: uniformly, or by an own drawing policy.
 
 The aggregator and simulations draw by the same policies; docs/own-policy.md has an example.
 """

@@ -1,4 +1,4 @@
-"""Which devices a task asks: conditions on their tags and capabilities, and devices that are held out. Pure.
+"""Selects the devices that a task trains on, by tags and capabilities, and those that it holds out.
 
     devices_with = ["tag=kitchen", "memory>=512MB", "engine=onnx|torch"]      all of them must hold
     hold_out_devices = ["10%", "tag=lab", "kitchen-pi"]                       any of them is enough

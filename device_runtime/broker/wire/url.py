@@ -219,7 +219,7 @@ def _options(parts: SplitResult) -> dict[str, str]:
     """The options after the question mark. Raises UrlError, without what is in ?proxy=."""
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     least_s, most_s = KEEPALIVE_S
-    known: Mapping[str, tuple[str, Callable[[str], bool]]] = {
+    checks: Mapping[str, tuple[str, Callable[[str], bool]]] = {
         "mqtt": ("3 or 5", lambda value: value in ("3", "5")),
         "keepalive": (
             f"{least_s} to {most_s} seconds",
@@ -229,11 +229,11 @@ def _options(parts: SplitResult) -> dict[str, str]:
         "alpn": ("a protocol of 1 to 255 letters, with TLS", _is_alpn(parts.scheme)),
     }
     for name, value in options.items():
-        if name not in known:
+        if name not in checks:
             raise UrlError(
-                f"broker URL with ?{name}=: only {', '.join(f'?{each}=' for each in known)} are known"
+                f"broker URL with ?{name}=: only {', '.join(f'?{each}=' for each in checks)} are known"
             )
-        expected, fits = known[name]
+        expected, fits = checks[name]
         if not fits(value):
             raise UrlError(f"broker URL with ?{name}={value}: expected {expected}")
     return options

@@ -1,4 +1,4 @@
-"""`device-runtime backup`: writes a run folder into an archive, while `serve` goes on with it."""
+"""`device-runtime backup`: backs up a run folder while `serve` uses it."""
 
 from __future__ import annotations
 

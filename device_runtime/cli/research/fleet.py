@@ -1,4 +1,4 @@
-"""`device-runtime fleet`: predicts what a round costs a fleet, and who is a straggler. Nothing is trained."""
+"""`device-runtime fleet`: predicts the costs of a round for a fleet, and who is a straggler."""
 
 from __future__ import annotations
 

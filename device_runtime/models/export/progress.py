@@ -1,4 +1,4 @@
-"""Shows what an export is at: a moving line on a terminal, and elsewhere a line where it takes long."""
+"""Shows the progress of an export: a moving line on a terminal, else a line now and then if it is slow."""
 
 import logging
 import shutil
@@ -13,21 +13,20 @@ from typing import TextIO
 EVERY_S = 1.0
 """Seconds between two looks at the clock."""
 QUIET_S = 5.0
-"""Seconds of one export after which its first line is written where no line moves; the next comes when as
-many seconds have passed again as until then."""
+"""Seconds until the first line where no line moves. The time until the next one doubles with each line."""
 
 
 @dataclass(frozen=True)
 class ExportStep:
-    """A step of an export that begins: what it does, how many graphs are finished, and of how many."""
+    """A step of an export: what it does, and how many of the `graphs` are finished when it begins."""
 
     what: str
     finished: int
     graphs: int
 
 
-class StepLine:
-    """Writes what an export is at, and since when. Times are in seconds, of any clock.
+class ProgressLine:
+    """Writes which step an export is at, and for how long. Times are in seconds, of any clock.
 
     moving: one line is replaced again and again; else lines follow each other, ever more rarely.
     """
@@ -83,7 +82,7 @@ def progress_line(
     terminal. Log lines of the meantime take the moving line away before they are written.
     """
     out = out or sys.stderr
-    line = StepLine(name, out, out.isatty() if moving is None else moving, time.monotonic())
+    line = ProgressLine(name, out, out.isatty() if moving is None else moving, time.monotonic())
     lock, over = threading.RLock(), threading.Event()
 
     def begin(step: ExportStep) -> None:

@@ -25,7 +25,7 @@ from device_runtime.simulation.history.bases import BaseHistory
 from device_runtime.strategies.interface.kind import AnyStrategy
 
 from .devices import FleetState
-from .selection import Selection, traits
+from .selection import FleetSelection, traits
 from .timeline import AskConditions, RoundDraws, Timeline
 
 TRIES = 4
@@ -84,7 +84,7 @@ class FleetInputs:
     bundle_bytes: int
     policy: ChoicePolicy = RICHEST
     upload_terms: UploadTerms | None = None
-    selected: Selection | None = None
+    selected: FleetSelection | None = None
     updates: Callable[[str, int], EarlierUpdates] = lambda device, number: NO_UPDATES
 
 

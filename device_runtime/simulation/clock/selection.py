@@ -24,8 +24,8 @@ OF_REAL_DEVICES = ("engine", "version")
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
-    """The devices of a fleet by what they are for.
+class FleetSelection:
+    """The devices of a fleet that train, and those that are held out.
 
     trains: which of the n devices may be asked, bool (n,). held_out: the k that are evaluated on, int64 (k,).
     """
@@ -52,7 +52,9 @@ def traits(fleet: Fleet, samples: Callable[[int], int], device: int) -> DeviceTr
     )
 
 
-def selection(participants: Participants, fleet: Fleet, samples: Callable[[int], int]) -> Selection | None:
+def selection(
+    participants: Participants, fleet: Fleet, samples: Callable[[int], int]
+) -> FleetSelection | None:
     """The devices that train and those that are held out; None if all train.
 
     samples: gives those of a device. The share that is held out is that of the devices which meet the
@@ -93,7 +95,7 @@ def selection(participants: Participants, fleet: Fleet, samples: Callable[[int],
         raise ScenarioError(
             f"hold_out_devices: all {len(candidates)} devices are held out, nobody would train"
         )
-    return Selection(trains, held_out)
+    return FleetSelection(trains, held_out)
 
 
 def _meeting(conditions: tuple[Condition, ...], fleet: Fleet, samples: Callable[[int], int]) -> Flags:

@@ -50,7 +50,7 @@ SWEEP, POINTS = "sweep.json", "points"
 
 
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The contents of comparison.json: every policy is run with seeds 0 to `seeds` - 1, or with those listed.
+    """The contents of comparison.json: the policies, and the seeds of each, a number of them or a list.
 
     `target` is the accuracy whose time is measured; None: the one of `figures.terms`. `command` is the
     command typed last. `bundle` is the sha256 of the bundle; empty where it was missing.

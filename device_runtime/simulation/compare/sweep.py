@@ -1,4 +1,4 @@
-"""A sweep: a scenario at points of some settings, each point a comparison of one policy in its own folder.
+"""A sweep simulates a scenario with many combinations of settings, each in a folder of its own.
 
 Points are judged on samples that are held out of the training samples; no run of a sweep sees test samples.
 """

@@ -1,4 +1,4 @@
-"""Recordings of sensors, one folder for each person, or a table of all: cut into windows as a bundle says.
+"""Cuts recordings of sensors, a folder for each person or one table of all, into a bundle's windows.
 
 PATH/PERSON is what a device of that person would give to `join --data`. With PATH/train/PERSON and
 PATH/test/PERSON the persons to evaluate on are given; otherwise the seed draws them. In a table a column

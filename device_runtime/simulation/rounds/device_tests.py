@@ -17,7 +17,7 @@ from .learning import ON_CPU
 from .run import PreparedRun
 
 MOST_DEVICES = 1000
-"""The most devices that are tested: of a larger fleet so many, evenly spaced, as each trains a classifier."""
+"""The most devices that are tested, evenly spaced in a larger fleet, because each trains a classifier."""
 
 
 def evaluations(prepared: PreparedRun, served: Tensors) -> Iterator[DeviceEvaluation]:

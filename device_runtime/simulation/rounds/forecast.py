@@ -1,4 +1,4 @@
-"""Predicts what a round costs each device of a fleet, who is a straggler, and by which deadline. No training.
+"""Predicts the costs of a round for each device of a fleet, and who is a straggler, without training.
 
 A device is a straggler if a full update does not fit its memory, or the share of the deadline that plans may
 fill (`device.selection.choose.MARGIN`).

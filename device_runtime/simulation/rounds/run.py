@@ -30,7 +30,7 @@ from device_runtime.profiles.fleets.fleet import Fleet
 from device_runtime.simulation import data as data_sets
 from device_runtime.simulation.clock.devices import FleetState
 from device_runtime.simulation.clock.sampling import DeviceSampler, FleetInputs
-from device_runtime.simulation.clock.selection import Selection, selection
+from device_runtime.simulation.clock.selection import FleetSelection, selection
 from device_runtime.simulation.data import DataSet, DataSpec
 from device_runtime.simulation.data.loading import Clients, prepared_targets
 from device_runtime.simulation.errors import ScenarioError
@@ -204,7 +204,7 @@ def simulate(
     return learning.served
 
 
-def selected_devices(task: Task, prepared: PreparedRun) -> tuple[Fleet, Selection | None]:
+def selected_devices(task: Task, prepared: PreparedRun) -> tuple[Fleet, FleetSelection | None]:
     """The fleet, and which of its devices train and are held out; None: all train. Raises ScenarioError."""
     scenario, clients = prepared.scenario, prepared.inputs.clients
     fleet = scenario.fleet.draw(scenario.devices, prepared.seed)
@@ -216,7 +216,7 @@ def selected_devices(task: Task, prepared: PreparedRun) -> tuple[Fleet, Selectio
     return fleet, selected
 
 
-def _held_out(inputs: ExecutorInputs, selected: Selection | None) -> LocalData | None:
+def _held_out(inputs: ExecutorInputs, selected: FleetSelection | None) -> LocalData | None:
     """The samples of the devices that are held out, prepared for the bundle; None without any."""
     if selected is None or not len(selected.held_out):
         return None

@@ -162,7 +162,7 @@ class LengthBounds:
     def add(self, update: Update, weight: float, compared: Compared, again: Read | None = None) -> float:
         """Let an update wait; returns its length over all groups.
 
-        `again` reads it once more; None: it is kept in a file. Raises OSError.
+        `again` reads it once more; None: it is copied. Raises OSError.
         """
         content = compared.comparable(update).tensors
         lengths = {group: change_length(content, starts) for group, starts in compared.parts(content).items()}

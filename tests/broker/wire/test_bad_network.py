@@ -627,7 +627,7 @@ class WebPeer(Peer):
 
     def __init__(self, frames: bytes) -> None:
         self.frames = frames
-        super().__init__()
+        super().__init__(None)
 
     def _answer(self, client: socket.socket, *_: object) -> None:
         client.sendall(upgrade(client.recv(4096)))
@@ -636,10 +636,6 @@ class WebPeer(Peer):
             client.sendall(b"\x82\x04" + ACCEPT + self.frames)
             while data := client.recv(4096):
                 self.stream += data
-
-    def _serve(self) -> None:
-        self.answers = [None]
-        super()._serve()
 
 
 def test_a_ping_of_a_web_socket_is_answered_as_clients_must(ends: Ends) -> None:

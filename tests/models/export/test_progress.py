@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from device_runtime.models.bundles.inputs import InputSpec
-from device_runtime.models.export.progress import ExportStep, StepLine, progress_line
+from device_runtime.models.export.progress import ExportStep, ProgressLine, progress_line
 
 TRACING = ExportStep("tracing train.all", 2, 5)
 COMPARING = ExportStep("comparing train.all with torch", 2, 5)
@@ -30,7 +30,7 @@ class Screen(io.StringIO):
 
 def test_a_terminal_has_one_line_with_the_step_and_the_seconds():
     screen = Screen()
-    line = StepLine("lstm", screen, True, now=100.0)
+    line = ProgressLine("lstm", screen, True, now=100.0)
     line.begin(TRACING, 100.4)
     assert screen.row == "exporting lstm: 2 of 5 graphs, 0 s; tracing train.all"
     line.begin(COMPARING, 141.0)
@@ -43,7 +43,7 @@ def test_a_terminal_has_one_line_with_the_step_and_the_seconds():
 
 def test_a_file_has_nothing_of_a_short_export_and_ever_fewer_lines_of_a_long_one():
     out = io.StringIO()
-    line = StepLine("lstm", out, False, now=0.0)
+    line = ProgressLine("lstm", out, False, now=0.0)
     line.begin(TRACING, 0.0)
     for second in range(1, 5):
         line.tick(second)
@@ -60,7 +60,7 @@ def test_a_file_has_nothing_of_a_short_export_and_ever_fewer_lines_of_a_long_one
 
 def test_a_stream_that_is_closed_stops_no_export():
     out = Screen()
-    line = StepLine("lstm", out, True, now=0.0)
+    line = ProgressLine("lstm", out, True, now=0.0)
     out.close()
     line.begin(TRACING, 1.0)
     line.tick(2.0)
