@@ -69,6 +69,9 @@ class SnapshotDict(dict[str, Any]):
     def items(self) -> Any:
         return list(super().items())
 
+    def __repr__(self) -> str:
+        return f"{len(self)} topics"  # amqtt writes out all its subscriptions at each SUBSCRIBE
+
 
 class PacketReader(ReaderAdapter):  # type: ignore[misc]  # amqtt is not read by mypy
     """Reads packets of bounded size, while there is room for what they cause.
@@ -195,6 +198,7 @@ class BoundedBroker(Broker):  # type: ignore[misc]
         super().__init__(configuration, loop=loop)
         self._shares = shares
         self._subscriptions, self._retained_messages = SnapshotDict(), SnapshotDict()
+        self._filters: dict[str, set[str]] = {}
         self._retained_bytes = 0
         self._readers: dict[Any, tuple[PacketReader, Place | None]] = {}
 
@@ -292,11 +296,28 @@ class BoundedBroker(Broker):  # type: ignore[misc]
 
     async def add_subscription(self, subscription: tuple[str, int], session: Any) -> int:
         topic_filter = subscription[0]
-        own = sum(any(user is session for user, _ in users) for users in self._subscriptions.values())
-        if len(topic_filter) > FILTER_CHARACTERS or own >= SUBSCRIPTIONS:
+        filters = self._filters.get(session.client_id, set())
+        if len(topic_filter) > FILTER_CHARACTERS or len(filters) >= SUBSCRIPTIONS:
             lines.say("the embedded broker refuses subscriptions beyond its limits", session.client_id)
             return 0x80
-        return int(await super().add_subscription(subscription, session))
+        code = int(await super().add_subscription(subscription, session))
+        if code != 0x80:
+            self._filters.setdefault(session.client_id, filters).add(topic_filter)
+        return code
+
+    def _del_subscription(self, topic_filter: str, session: Any) -> int:
+        filters = self._filters.get(session.client_id, set())
+        filters.discard(topic_filter)
+        if not filters:
+            self._filters.pop(session.client_id, None)
+        return int(super()._del_subscription(topic_filter, session))
+
+    async def _del_all_subscriptions(self, session: Any) -> None:
+        """Delete a client's own: amqtt asks every topic whether it is one of them."""
+        for topic_filter in list(self._filters.get(session.client_id, ())):
+            self._del_subscription(topic_filter, session)
+            if not self._subscriptions[topic_filter]:
+                del self._subscriptions[topic_filter]
 
     async def retain_message(
         self, source_session: Any, topic_name: str | None, data: bytes | None, qos: int | None = None

@@ -85,7 +85,7 @@ SENT = {
 @pytest.fixture
 def broker(monkeypatch, caplog):
     """A broker that has little patience."""
-    hasty = Shares(most=60, of_address=60, silent=8, burst=1e9, first_s=0.4, stall_s=0.5, look_s=0.05)
+    hasty = Shares(most=60, of_address=60, silent=8, burst=1e9, first_s=1.0, stall_s=0.5, look_s=0.05)
     monkeypatch.setattr(amqtt_broker, "SHARES", hasty)
     monkeypatch.setattr(bounded_amqtt, "PIECE_S", 0.4)
     monkeypatch.setattr(bounded_amqtt, "lines", CountedLines(bounded_amqtt.log))

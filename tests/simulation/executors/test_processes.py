@@ -385,8 +385,7 @@ def test_an_interrupt_is_not_told_by_each_worker(started, scratch):
     script = started(epochs=1_000_000)
     os.killpg(script.process.pid, signal.SIGINT)
     _, error = script.process.communicate(timeout=300)
-    assert error.count("Traceback") == 1
-    assert "KeyboardInterrupt" in error
+    assert error.count("\nKeyboardInterrupt") == 1
     assert all(gone(pid) for pid in script.workers)
     assert folders(scratch) == []
 
