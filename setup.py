@@ -9,6 +9,7 @@ from setuptools.command.build_py import build_py
 TO = Path("device_runtime", "_content")
 CONTENT = {
     "broker": ("*.md",),
+    "deploy": ("site/**/*",),
     "examples": ("new/*",),
     "models": ("bundles/**/*",),
     "profiles": ("*.toml", "fleets/*.toml", "scenarios/*.toml"),

@@ -212,8 +212,8 @@ def setting_targets() -> list[Target]:
     step = Step(3, "g/1", 7, "all", 0.1, 1.0, (0.5, -0.25))
     following = compact_round.CompactOffer(4, bytes(compact_round.CHECK_BYTES), scalars=(0.5,))
     enrolment = Enrolment("mqtts://broker.example:8883", "pi-1", "p" * 22, b"certificate", key, 1_700_000_000)
-    tasks_of = (TASK, (ROOT / "deploy" / "task.toml").read_bytes())
-    servers = ((ROOT / "deploy" / "server.toml").read_bytes(),)
+    tasks_of = (TASK, (ROOT / "deploy" / "site" / "task.toml").read_bytes())
+    servers = ((ROOT / "deploy" / "site" / "server.toml").read_bytes(),)
     return [
         Target("sum request", sums_of, (BrokerError, SumRefused), (messages.encode(sum_request),), 0.5),
         Target("sum answer", message_of(SumAnswer), (BrokerError,), (messages.encode(answer),), 0.3),

@@ -17,7 +17,7 @@ IN_CHECKOUT = not _INSTALLED.is_dir()
 
 
 def content(folder: str) -> Path:
-    """The path of a content folder: "broker", "examples", "models", "profiles" or "web"."""
+    """The path of a content folder: "broker", "deploy", "examples", "models", "profiles" or "web"."""
     return (Path(__file__).parents[1] if IN_CHECKOUT else _INSTALLED) / folder
 
 

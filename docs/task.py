@@ -28,7 +28,7 @@ flag that no offered kind has is refused. A scenario of `simulate` has these key
 without `seed`, `eval_data` and `min_devices`, and `simulate` has their flags. Paths are relative to the file.
 In the tables, "none" is a key that is left out.
 
-[deploy/task.toml](../deploy/task.toml), an example:
+[deploy/site/task.toml](../deploy/site/task.toml), an example, which `device-runtime serve-init` writes:
 
 """
 
@@ -53,7 +53,7 @@ Kinds with the setting `terms` train with these besides cross-entropy: a table b
 def page() -> str:
     """All of docs/task.md."""
     usual = ", ".join(f"`{name}`" for name in registry.DEFAULT_KINDS)
-    toml = (HERE.parent / "deploy" / "task.toml").read_text("utf-8")
+    toml = (HERE.parent / "deploy" / "site" / "task.toml").read_text("utf-8")
     parts = [HEAD, f"```toml\n{toml}```\n", "\n## Keys of a task\n\n", _table(ranges.list_settings(Task))]
     parts += [KINDS.format(usual=usual), _table(ranges.list_settings(KindSettings))]
     parts += [_kind(name) for name in registry.KINDS]

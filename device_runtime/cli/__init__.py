@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str, words: Sequence[str]) -> int:
+    if words and f"{name}-{words[0]}" in COMMANDS:  # `serve init`
+        name, words = f"{name}-{words[0]}", words[1:]
     if name in COMMANDS:
         return _run(name, words)
     if name in ("-h", "--help"):

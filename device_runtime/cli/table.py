@@ -114,6 +114,13 @@ COMMANDS = {
         "device-runtime serve --bundle digits-wrn-10-1 --rounds 15 --deadline 3 --run-dir runs/digits",
         "aggregator",
     ),
+    "serve-init": Command(
+        OPERATOR,
+        "device_runtime.cli.operator.serve_init",
+        "Write a production site: settings, enrolment, Compose with TLS, Prometheus, Grafana, backup.",
+        "device-runtime serve-init /srv/fl --name fl.example.org",
+        "aggregator",
+    ),
     "models": Command(
         OPERATOR,
         "device_runtime.cli.operator.models",

@@ -61,6 +61,7 @@ OPERATOR: dict[str, tuple[str, ...]] = {
         *("--run-dir", "STATE/run"),
     ),
     "serve far": ("serve", "--bundle", "digits-wrn-10-1", "--broker", NOT_REACHED, "--run-dir", "STATE/far"),
+    "serve-init": ("serve-init", "STATE/site", "--name", "localhost", "--run-as", "root"),
     "models": ("models", "STATE/run"),
     "backup": ("backup", "STATE/run", "STATE/run.tar"),
     "mask-helper": ("mask-helper", NOT_REACHED, "--name", "club", "--print-key", "--state", "STATE/helper"),

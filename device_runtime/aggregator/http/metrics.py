@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 
+from cryptography import x509
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from device_runtime.aggregator.machine.run_events import (
@@ -32,15 +34,22 @@ _P = "device_runtime_"
 
 
 class ProcessMetrics:
-    """The metrics of this process; counters begin at 0 when it starts."""
+    """The metrics of this process; counters begin at 0 when it starts.
 
-    def __init__(self) -> None:
+    `certificate`: the certificate of HTTPS, whose end is shown; None where there is none.
+    """
+
+    def __init__(self, certificate: Path | None = None) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         info = Gauge(f"{_P}info", "Version of device-runtime; always 1.", ["version"], registry=registry)
         info.labels(metadata.version("device-runtime")).set(1)
         resident = Gauge(f"{_P}resident_memory_bytes", "Resident memory of the process.", registry=registry)
         resident.set_function(lambda: float(resident_bytes()))
+        if certificate:
+            ends = f"{_P}certificate_expires_timestamp_seconds"
+            expires = Gauge(ends, "When the certificate of HTTPS expires.", registry=registry)
+            expires.set_function(lambda: _expires(certificate))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(_P + name, text, ["task", *labels], registry=registry)
@@ -149,6 +158,15 @@ class ProcessMetrics:
             "Seconds since the loop was last active.",
             lambda: at_work(hosted.loop_clock.silence_s),
         )
+        gauge("disk_free_bytes", "Bytes that are free for the run folder.", hosted.free_bytes)
         gauge(
             "journal_dropped", "Lines that the journal of contributions lost.", lambda: hosted.journal.dropped
         )
+
+
+def _expires(certificate: Path) -> float:
+    """When a certificate expires, in seconds since 1970; nan for a file that cannot be read."""
+    try:
+        return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()
+    except (OSError, ValueError):
+        return float("nan")

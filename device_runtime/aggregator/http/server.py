@@ -61,7 +61,7 @@ class HttpServer:
         """
         self._settings = settings
         self._hosted = {service.task.name: service for service in hosted}
-        self._metrics = ProcessMetrics()
+        self._metrics = ProcessMetrics(settings.cert)
         self._counted = {name: self._metrics.observe(service) for name, service in self._hosted.items()}
         token, self._token_file = token_for(settings, hosted[0].folder)
         guard = TokenGuard(token)

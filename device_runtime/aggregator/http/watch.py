@@ -270,6 +270,13 @@ class ServedTask:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return about.f_bavail * about.f_frsize if about.f_blocks else None
 
+    def free_bytes(self) -> int | None:
+        """As `writable`, and 0 where the folder cannot be written."""
+        try:
+            return self.writable()
+        except OSError:
+            return 0
+
 
 # Health: the loop runs, the broker is connected, the disk is writable, the open round gets contributions.
 

@@ -42,8 +42,8 @@ def test_every_key_is_described_and_its_example_is_accepted(owner, row):
 
 
 def test_the_task_file_of_the_deployment_is_read_also_with_all_that_it_proposes(tmp_path):
-    text = (ROOT / "deploy" / "task.toml").read_text("utf-8")
-    assert tasks.load(ROOT / "deploy" / "task.toml", {}).rounds == 100
+    text = (ROOT / "deploy" / "site" / "task.toml").read_text("utf-8")
+    assert tasks.load(ROOT / "deploy" / "site" / "task.toml", {}).rounds == 100
     whole = re.sub(r"^# (?=\w+ = |\[)", "", text, flags=re.M)
     (tmp_path / "task.toml").write_text(whole, "utf-8")
     task = tasks.load(tmp_path / "task.toml", {})

@@ -1,0 +1,195 @@
+"""`device-runtime serve-init`: writes a production site: settings, enrolment, Compose, monitoring, backup."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import pwd
+import re
+import secrets
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+from device_runtime.broker.servers.broker_folder import BrokerSetup, SetupError, write
+from device_runtime.broker.servers.dependent_process import FILES
+from device_runtime.broker.servers.mosquitto import find
+from device_runtime.cli.operator.broker_setup import LOCAL
+from device_runtime.content import IN_CHECKOUT, content
+
+BROKER_SERVICE = "mosquitto"
+"""The broker's name in the network of the Compose file; its certificate has it, too."""
+SECRETS = ("http-token", "grafana-password")
+DATA = ("run", "backups", "data/prometheus", "data/grafana")
+"""Folders that containers and the backup write."""
+_PLAIN = re.compile(r"[\w./@+=~-]+")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the files of a site are written with. `user`: by whose name and numbers all of it runs."""
+
+    folder: Path
+    names: tuple[str, ...]
+    port: int
+    http: int
+    user: pwd.struct_passwd
+
+    @property
+    def fields(self) -> Mapping[str, object]:
+        """The text in place of each {{NAME}} of a template."""
+        return {
+            "folder": self.folder,
+            "name": self.names[0],
+            "port": self.port,
+            "http": self.http,
+            "user": f"{self.user.pw_uid}:{self.user.pw_gid}",
+            "files": FILES,
+            "version": metadata.version("device-runtime"),
+            "python": shlex.quote(sys.executable),
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="Write into this folder, which is new or empty."
+    )
+    parser.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="Let devices reach it by this name or address; may be repeated (default: this host's name).",
+    )
+    parser.add_argument(
+        "--port", type=int, default=8883, help="Take devices on this port, MQTT over TLS (default: 8883)."
+    )
+    parser.add_argument(
+        "--http",
+        type=int,
+        default=8443,
+        metavar="PORT",
+        help="Serve dashboard, REST and metrics on this port, HTTPS (default: 8443).",
+    )
+    parser.add_argument(
+        "--run-as",
+        default="",
+        metavar="USER",
+        help="Run all of it as this user, whose the folder becomes (default: you; root has to name one).",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the site and print the next lines to type. Raises SetupError, BrokerError."""
+    site = Site(
+        folder=args.folder.resolve(),
+        names=tuple(args.name) or (platform.node(),),
+        port=args.port,
+        http=args.http,
+        user=_user(args.run_as),
+    )
+    _check(site)
+    write_site(site, datetime.now(timezone.utc))
+    print(_next_steps(site))
+    return 0
+
+
+def write_site(site: Site, now: datetime) -> None:
+    """Write all files. Raises SetupError where a file cannot be written, AuthorityError for a wrong name."""
+    from device_runtime.broker.servers.production import init_broker
+
+    names = (*site.names, BROKER_SERVICE, *LOCAL)
+    as_root = os.geteuid() == 0
+    setup = BrokerSetup(
+        names=tuple(dict.fromkeys(names)), port=site.port, run_as=site.user.pw_name if as_root else ""
+    )
+    folder, templates = site.folder, content("deploy") / "site"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        init_broker(folder / "enrolment", setup, now)
+        for name in DATA:
+            (folder / name).mkdir(mode=0o700, parents=True)
+        for file in sorted(path for path in templates.rglob("*") if path.is_file()):
+            target = folder / file.relative_to(templates)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write(target, _filled(file.read_text("utf-8"), site.fields), 0o644)
+        (folder / "backup.sh").chmod(0o755)
+        for name in SECRETS:
+            write(folder / name, secrets.token_hex(32) + "\n")
+        if as_root:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, site.user.pw_uid, site.user.pw_gid)
+    except OSError as error:
+        raise SetupError(f"cannot write {error.filename or folder}: {error.strerror or error}") from None
+
+
+def _filled(text: str, fields: Mapping[str, object]) -> str:
+    """A template with the text of each field."""
+    for name, value in fields.items():
+        text = text.replace("{{%s}}" % name, str(value))  # noqa: UP031 - the others double the braces
+    return text
+
+
+def _user(name: str) -> pwd.struct_passwd:
+    """The user as whom the site runs. Raises SetupError."""
+    if not name and os.geteuid() == 0:
+        raise SetupError("name the user as whom the site shall run by --run-as USER: it needs no root")
+    try:
+        user = pwd.getpwnam(name) if name else pwd.getpwuid(os.geteuid())
+    except KeyError:
+        raise SetupError(f"no user of this machine is called {name or os.geteuid()!r}") from None
+    if os.geteuid() not in (0, user.pw_uid):
+        raise SetupError(f"--run-as {name}: only root can give the folder to another user")
+    return user
+
+
+def _check(site: Site) -> None:
+    """Raise SetupError for a folder that is not free, or ports that cannot be meant."""
+    folder = site.folder
+    if not _PLAIN.fullmatch(str(folder)):
+        raise SetupError(f"{folder}: expected a path of letters, digits and ./_-@+=~, for compose.yaml")
+    if folder.exists() and not folder.is_dir():
+        raise SetupError(f"{folder} is a file: give the name of a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise SetupError(f"{folder} is not empty, and nothing is written over: give the name of a new folder")
+    for port in (site.port, site.http):
+        if not 0 < port < 65536 or site.port == site.http:
+            raise SetupError(f"--port {site.port}, --http {site.http}: expected two from 1 to 65535")
+
+
+def _next_steps(site: Site) -> str:
+    folder, version = site.folder, site.fields["version"]
+    clone = Path(__file__).parents[3] if IN_CHECKOUT else Path()
+    where = "" if IN_CHECKOUT else f", in a clone of version {version}"
+    as_user, of_user = "", ""
+    if os.geteuid() != site.user.pw_uid:
+        as_user, of_user = f"sudo -u {site.user.pw_name} ", f" -u {site.user.pw_name}"
+    return "\n".join((
+        f"A production site is in {folder}, for {', '.join(site.names)}. It runs as {site.user.pw_name}.",
+        "Read task.toml there (what is learnt) and server.toml (how it is served).",
+        "",
+        f"Start it in containers; the first line makes the aggregator's image{where}:",
+        f"  docker build -f {shlex.quote(str(clone / 'deploy/Dockerfile'))} -t device-runtime:{version} "
+        f"{shlex.quote(str(clone))}",
+        f"  docker compose -f {folder}/compose.yaml up -d",
+        "or without Docker, broker and aggregator alone:",
+        f"  {find() or 'mosquitto'} -c {folder}/enrolment/mosquitto.conf",
+        f"  {as_user}device-runtime serve --config {folder}/server.toml",
+        "",
+        "Let devices in (round 1 waits for two); in containers the second line tells the broker:",
+        f"  device-runtime device add NAME --dir {folder}/enrolment",
+        f"  docker compose -f {folder}/compose.yaml kill -s HUP {BROKER_SERVICE}",
+        "",
+        f"Dashboard: https://{site.names[0]}:{site.http}  (token: {folder}/http-token)",
+        f"  a browser trusts it by the authority {folder}/enrolment/ca.pem, or a certificate of yours",
+        f"Grafana: http://127.0.0.1:3000  (admin; password: {folder}/grafana-password)",
+        "Prometheus and its alerts: http://127.0.0.1:9090/alerts",
+        "",
+        "Back it up each night:",
+        f"  (crontab{of_user} -l; echo '17 3 * * * {folder}/backup.sh') | crontab{of_user} -",
+    ))  # fmt: skip
