@@ -352,6 +352,7 @@ def test_a_task_that_wants_more_devices_than_there_may_be_is_refused(tmp_path, m
 def test_no_more_devices_are_known_than_the_settings_say(serve, broker, scripted, update_of, tmp_path):
     options = f"--bundle digits-wrn-10-1 --rounds 1 --kinds few-shot --max-devices 1 --broker {broker.url}"
     process = serve(*options.split(), "--run-dir", tmp_path / "run")
+    assert process.stdout.readline() == "nothing measures the model: the task has no eval_data\n"
     assert process.stdout.readline().startswith("task ")
     begun, refused = threading.Event(), threading.Event()
 

@@ -182,7 +182,7 @@ def encoded_statistics(pooled: Statistics, forwarded: AnyStrategy, num_examples:
     sums = _whole(pooled, num_examples).at_least(wished.smallest_count)
     if not sums.counts.any():
         return NO_TENSORS
-    right = _acceptable(pooled.right, held_out.most(wished.hold_out, num_examples))
+    right = _acceptable(pooled.right, held_out.most(wished.hold_out or 0.0, num_examples))
     try:
         possible = replace(pooled, sums=sums, moments=_possible(pooled), right=right)
         sent = class_statistics.encode(possible, wished)

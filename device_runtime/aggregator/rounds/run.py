@@ -48,6 +48,7 @@ from device_runtime.aggregator.tasks.feasible import (
     check_kinds,
     with_members,
     with_possible_head,
+    with_test_samples,
     without_effect,
 )
 from device_runtime.aggregator.tasks.task import Task
@@ -169,7 +170,8 @@ class OpenRun:
         given_task, task = task, with_members(task, tuple(family))
         for why in without_effect(task, main.manifest):
             log.warning("%s", why)
-        self.task = with_possible_head(task, main.manifest)
+        task = with_possible_head(task, main.manifest)
+        self.task = task if given else with_test_samples(task)
         check_kinds(self.task, main.manifest, {name: bundle.manifest for name, bundle in family.items()})
         self.evaluator = Evaluator(main, task.eval_data, task.metrics)
         generic = samples(task.generic, main, "generic set") if task.generic else None

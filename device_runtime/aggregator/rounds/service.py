@@ -21,6 +21,7 @@ from device_runtime.aggregator.machine.state import RoundsState
 from device_runtime.aggregator.storage.run_files import GivenRound
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire import link, topics
+from device_runtime.strategies.kinds.evaluation import FederatedEvaluation
 
 from .device_messages import DeviceMessageHandler
 from .run import OpenRun
@@ -134,17 +135,28 @@ class Service:
     def start(self) -> None:
         """Starts a new run, or resumes the one in the folder."""
         rounds = self.rounds
-        if rounds.task.evaluation_judges and not rounds.task.eval_data and rounds.given_rounds is None:
-            log.info(
-                "nothing measures the model, or compares the closed-form head with the trained one: set "
-                "eval_data or statistics.hold_out (--held-out 0.1 tests it on a tenth of devices' samples)"
-            )
-        if rounds.task.stop_after and not rounds.task.eval_data and rounds.given_rounds is None:
-            log.warning("stop_after never ends the task: nothing is evaluated; set eval_data")
+        if not rounds.task.eval_data and rounds.given_rounds is None:
+            self._say_what_measures()
         closed = rounds.store.rounds.closed()
         self._ports.tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
         self._run.start()
         self._messages.admission.known_devices.remember((*self.state.asked, *self.state.devices))
+
+    def _say_what_measures(self) -> None:
+        """Logs how a model is measured without evaluation data."""
+        task = self.rounds.task
+        if task.closed_form and task.statistics.hold_out:
+            classes = self.rounds.manifest.target.compared == "classes"
+            log.info(
+                "the task has no eval_data: devices hold %.0f%% of their samples out of training, to %s "
+                "(--held-out 0: none)",
+                100 * task.statistics.hold_out,
+                "test the model" if classes else "compare its closed-form head with the trained one",
+            )
+        elif not any(kind.name == FederatedEvaluation.name for kind in task.kinds):
+            log.info("nothing measures the model: the task has no eval_data")
+        if task.stop_after:
+            log.warning("stop_after never ends the task: it needs eval_data")
 
     def tick(self) -> None:
         """Does what time brings about, and commits and receipts what was handled since the last tick.

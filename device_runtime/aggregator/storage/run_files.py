@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import msgspec
@@ -118,6 +118,8 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
         _write_task(store, identity.task)
         return identity.run, False
     begun = decode(stored.task)  # settings that are newer than the run have their defaults
+    if task.statistics.hold_out is None and begun.statistics.hold_out == 0:  # its default before 0.2
+        begun = msgspec.structs.replace(begun, statistics=replace(begun.statistics, hold_out=None))
     same = begun.json() == identity.task
     if not same and not _is_longer(begun, task):
         changed = ", ".join(_differences(begun, decode(identity.task)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from types import MappingProxyType
 
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 MEMBERS = "members"
 MAIN = ""
+HOLD_OUT = 0.1
+"""The share of devices' samples that are held out where nothing else measures the model."""
 
 
 def trained_parts(task: Task, main: Bundle) -> dict[str, Bundle]:
@@ -169,6 +172,13 @@ def with_possible_head(task: Task, manifest: Manifest) -> Task:
     level = logging.INFO if task.head == "auto" else logging.WARNING
     log.log(level, "bundle %s is served with its trained head: %s", manifest.name, why)
     return msgspec.structs.replace(task, head="trained")
+
+
+def with_test_samples(task: Task) -> Task:
+    """The task, with a share of devices' samples held out where nothing else measures the model."""
+    if not task.closed_form or task.eval_data or task.statistics.hold_out is not None:
+        return task
+    return msgspec.structs.replace(task, statistics=replace(task.statistics, hold_out=HOLD_OUT))
 
 
 def _incomparable(strategy: AnyStrategy, manifest: Manifest) -> str:

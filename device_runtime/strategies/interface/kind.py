@@ -88,17 +88,17 @@ class ClassStatistics:
         int, Setting("Seed of that random projection.", 1, at_least=0, at_most=MOST)
     ] = 0
     hold_out: Annotated[
-        float,
+        float | None,
         Setting(
             "Share of its samples that a device does not train on, to test the served model and compare the "
-            "closed-form head with the trained one; 0: none.",
+            "closed-form head with the trained one; 0: none; by default 0.1 where `serve` has no eval_data.",
             0.1,
             at_least=0,
             at_most=0.5,
             flag="held-out",
             metavar="SHARE",
         ),
-    ] = 0.0
+    ] = None
 
     def __post_init__(self) -> None:
         ranges.check(self)

@@ -90,12 +90,19 @@ class FederatedEvaluation(
         return TensorSpec("rows", (rows, MEASURES)), TensorSpec("totals", (2,))
 
     def rejection_reason(self, update: Tensors, num_examples: int) -> str:
-        """Reject sums that are not finite, or of another number of samples than `num_examples`."""
+        """Reject sums that no `num_examples` samples can have: see `measure`."""
+        rows, totals = update["rows"], update["totals"]
         if not all(np.isfinite(value).all() for value in update.values()):
             return "its sums are not finite"
-        if update["totals"][0] != num_examples:
-            return f"its sums are of {update['totals'][0]:g} samples, num_examples is {num_examples}"
-        return ""
+        if totals[0] != num_examples:
+            return f"its sums are of {totals[0]:g} samples, num_examples is {num_examples}"
+        true, predicted, right, _, count = rows.T
+        if count.any():  # of columns
+            possible = (count == num_examples).all() and (rows[:, [0, 1, 3]] >= 0).all()
+        else:
+            counts = (true.sum(), predicted.sum()) in ((num_examples, num_examples), (0, 0))
+            possible = counts and (right >= 0).all() and (right <= np.minimum(true, predicted)).all()
+        return "" if possible else f"no {num_examples} samples have its sums"
 
     def start(self, model: RoundModel) -> Sums:
         return {spec.name: np.zeros(spec.shape) for spec in self.expected(model.manifest)}

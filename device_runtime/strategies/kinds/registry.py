@@ -351,7 +351,7 @@ def _types(kind: Any) -> Mapping[str, Any]:
     return {field.name: types[field.name] for field in dataclasses.fields(kind)}
 
 
-LATER: Settings = {STATISTICS: None, "drawn_epochs": False, "without_lora": "reset"}
+LATER: Settings = {STATISTICS: None, "drawn_epochs": False, "without_lora": "reset", "hold_out": None}
 """Settings that offers carry only where they are not at this default, which older devices do not know."""
 
 

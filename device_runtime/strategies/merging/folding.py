@@ -52,7 +52,7 @@ class Folding:
         }
         self._states = {name: _started(strategy, self._models[name]) for name, strategy in kinds.items()}
         spec = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
-        self._hold_out = spec.hold_out if spec else 0.0
+        self._hold_out = bool(spec and spec.hold_out)
         self._statistics = (
             closed_form.RoundStatistics(model.manifest, model.weights, spec, model.round) if spec else None
         )

@@ -137,7 +137,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     statistics = statistics_of(strategy)
     if statistics is None or not workload.samples:
         return strategy.cost(workload, profile)
-    whole, workload = workload, held_out.rest(workload, statistics.hold_out)
+    whole, workload = workload, held_out.rest(workload, statistics.hold_out or 0.0)
     own, held_samples = strategy.cost(workload, profile), whole.samples - workload.samples
     samples, wide = _measured(strategy, workload.samples), workload.feature_width
     width = statistics.projection(wide, workload.columns).size + workload.columns
@@ -313,5 +313,6 @@ def rejection_reason(strategy: AnyStrategy, sent: Tensors, num_examples: int, ma
     if not sent and strategy.traits.statistics_alone:
         return "class means came without class statistics"
     shape, samples = shape_of(statistics, manifest), most_samples(strategy, num_examples)
-    right = held_out.rejection_reason(sent[RIGHT], statistics.hold_out, samples) if RIGHT in sent else ""
+    share = statistics.hold_out or 0.0
+    right = held_out.rejection_reason(sent[RIGHT], share, samples) if RIGHT in sent else ""
     return right or class_statistics.rejection_reason(sent, samples, statistics.smallest_count, shape)

@@ -81,7 +81,7 @@ def content(h, sent):
 def opened(h, kind):
     """The only masked contribution that the site sent, opened."""
     [sent] = h.said_above("contribution", Contribution)
-    strategy = next(entry.strategy for entry in h.task.kinds if entry.name == kind)
+    strategy = next(entry.strategy for entry in h.service.rounds.task.kinds if entry.name == kind)
     base, manifest = h.service.rounds.weights(1), h.service.rounds.manifest
     layout = layout_of(strategy, manifest, base, MASKS)
     vector = MaskedVector.from_bytes(content(h, sent), layout.values, layout.numbers)

@@ -143,7 +143,7 @@ def test_the_pool_above_is_that_of_all_devices_to_rounding(levels, bundle, sends
 def test_where_all_of_a_site_s_devices_send_second_moments_nothing_is_said_of_whose_they_are(
     levels, sends, forwarded
 ):
-    h = levels(FULL, head="closed-form", rounds=2)
+    h = levels(FULL, head="closed-form", rounds=2, statistics=ClassStatistics(hold_out=0))
     h.go().join("a", "b")
     through_a_site(h, sends, {"a": "full", "b": "full"})
     assert forwarded

@@ -1,12 +1,14 @@
 """Class statistics on their way through the service: refused, kept, pooled, and served or not."""
 
 import logging
+from dataclasses import replace
 from math import isnan
 
 import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.aggregator.errors import RunFolderError
 from device_runtime.aggregator.machine.state import SETTLE_S
 from device_runtime.aggregator.tasks import systems
 from device_runtime.aggregator.tasks.feasible import with_possible_head
@@ -242,9 +244,39 @@ def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task
     assert 24 < memory["right"][0] < 48 and memory["right"][1] > memory["right"][2]
 
 
-@pytest.mark.parametrize("settings", [{}, {"statistics": ClassStatistics(hold_out=0.1)}, {"head": "trained"}])
-def test_where_nothing_compares_the_two_heads_the_log_says_so(bench, make_task, caplog, settings):
+@pytest.mark.parametrize(
+    ("settings", "share", "line"),
+    [
+        ({}, 0.1, "devices hold 10% of their samples out of training, to test the model"),
+        ({"statistics": ClassStatistics(hold_out=0.3)}, 0.3, "devices hold 30% of their samples"),
+        ({"statistics": ClassStatistics(hold_out=0)}, 0, "nothing measures the model"),
+        ({"head": "trained"}, None, "nothing measures the model"),
+        ({"eval_data": "test.npz"}, None, ""),
+    ],
+)
+def test_without_evaluation_data_devices_hold_samples_out_by_default(
+    bench, make_task, digits_in, tmp_path, caplog, settings, share, line
+):
+    if "eval_data" in settings:
+        settings = {"eval_data": str(digits_in(tmp_path / settings["eval_data"], slice(240, 400)))}
     caplog.set_level(logging.INFO)
-    bench(make_task(FULL, FEW_SHOT, **{"head": "closed-form", **settings}))
-    is_logged = "eval_data or statistics.hold_out" in caplog.text
-    assert is_logged is (settings == {})
+    b = bench(make_task(FULL, FEW_SHOT, **{"head": "closed-form", **settings}))
+    task = b.service.rounds.task
+    assert task.statistics.hold_out == share
+    assert line in caplog.text and bool(line) is ("the task has no eval_data" in caplog.text)
+    for kind in b.offer.kinds:
+        sent = msgspec.msgpack.decode(kind.settings).get("statistics", {})
+        assert sent.get("hold_out") == (share if task.closed_form else None)
+
+
+def test_a_run_from_before_devices_held_samples_out_by_default_goes_on(bench, make_task):
+    b = bench(make_task(FULL, FEW_SHOT, head="closed-form"))
+    run, old = b.service.run_id, replace(b.task.statistics, hold_out=0.0)
+    with b.store._db.commit() as db:
+        before = msgspec.structs.replace(b.task, statistics=old)
+        db.execute("UPDATE meta SET task = ?", (before.json(),))
+    b = b.restart()
+    assert b.service.run_id == run
+    b.task = msgspec.structs.replace(b.task, statistics=replace(old, hold_out=0.3))
+    with pytest.raises(RunFolderError, match="another task .*hold_out=0.3"):
+        b.restart()

@@ -87,3 +87,8 @@ def test_wrong_sums_are_refused(model, digits, run):
     assert reason == f"its sums are of {update.num_examples} samples, num_examples is 99"
     broken = replace(update, tensors={**update.tensors, "rows": update.tensors["rows"] * np.nan})
     assert kind.rejection_reason(broken.tensors, update.num_examples) == "its sums are not finite"
+    for column, change in ((0, 1), (1, -1), (2, update.num_examples), (2, -update.num_examples), (4, 1)):
+        rows = update.tensors["rows"].copy()
+        rows[3, column] += change
+        reason = kind.rejection_reason({**update.tensors, "rows": rows}, update.num_examples)
+        assert reason == f"no {update.num_examples} samples have its sums"
