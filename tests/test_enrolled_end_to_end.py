@@ -6,6 +6,7 @@ import pwd
 import queue
 import signal
 import subprocess
+import sys
 from collections import Counter
 from contextlib import ExitStack
 
@@ -208,3 +209,56 @@ def _offer(content):
         base=Base(checkpoint=(blob,), sha=blob.sha),
         kinds=(),
     )
+
+
+def test_a_board_enrols_checks_its_data_installs_a_service_and_leaves_without_a_trace(
+    build, command, eventually, tmp_path, digits_in
+):
+    """The unit's own command joins in the end; systemd itself is a script that notes its arguments."""
+    enrolled = build()
+    units, log, tools = tmp_path / "units", tmp_path / "systemctl.log", tmp_path / "bin"
+    tools.mkdir()
+    for name in ("systemctl", "loginctl"):
+        (tools / name).write_text(f'#!/bin/sh\necho "{name} $@" >> {log}\n')
+        (tools / name).chmod(0o755)
+    environment = {
+        **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(units),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }  # fmt: skip
+    booted = (
+        "import sys; from device_runtime.cli import main; from device_runtime.device.service import install; "
+        "install.service_manager = lambda env: 'user'; sys.exit(main(sys.argv[1:]))"
+    )
+
+    def board(*words, typed=""):
+        """The command on a machine that was booted by systemd, and whose token is typed."""
+        line = [sys.executable, "-c", booted, *map(str, words)]
+        return subprocess.run(
+            line, input=typed, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+
+    photos = digits_in(tmp_path / "photos.npz", slice(100))
+    with enrolled.mosquitto():
+        eventually(enrolled.running)
+        added = command("device", "add", "pi-1", "--dir", enrolled.site)
+        token = added.stdout.split()[added.stdout.split().index("--enrol") + 1]
+        with enrolled.serve(1, "--min-devices", "1"):
+            eventually(lambda: (enrolled.folder / "run").exists() and "round" in enrolled.log_of("serve"))
+            joined = board("join", "--enrol", "-", "--data", photos, "--service", typed=token)
+            assert joined.returncode == 0, joined.stderr + joined.stdout
+            assert joined.stdout.startswith("enrolled as pi-1 at mqtts://127.0.0.1:")
+            assert "for which pi-1 is enrolled" in joined.stdout
+            assert "digits-wrn-10-1: 100 samples" in joined.stdout
+            folder = tmp_path / "state" / "device-runtime" / "pi-1"
+            assert f"device-runtime leave --state {folder}" in joined.stdout
+            assert "journalctl --user -u device-runtime-pi-1 -f" in joined.stdout
+            unit = units / "systemd" / "user" / "device-runtime-pi-1.service"
+            [line] = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=:")]
+            assert "systemctl --user restart device-runtime-pi-1.service" in log.read_text()
+            words = [word.strip('"') for word in line.removeprefix("ExecStart=:").split()]
+            with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE):
+                eventually(enrolled.contributions)
+                left = board("leave", "--state", folder, "--yes")
+            assert left.returncode == 0, left.stderr
+            assert f"removed {unit}" in left.stdout
+            assert not unit.exists() and not folder.exists()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from device_runtime.broker.errors import BrokerRefused
 from device_runtime.broker.wire.topics import check_task
 from device_runtime.cli.options import (
     DATA_HELP,
@@ -46,6 +48,9 @@ from device_runtime.user_account import provide_temporary_folder
 from . import policy_options
 
 log = logging.getLogger(__name__)
+
+NOTHING_FITS = 1
+"""The exit code where no sample is of the task, as of `data check`."""
 
 
 def exit_code(error: Exception) -> int:
@@ -102,17 +107,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     policy_options.add_policy(parser)
     policy_options.add_service(parser)
+    policy_options.add_system(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     policy_options.configure(options, add_arguments)
+    if options.enrol:
+        options.enrol = _token(options.enrol)
+    if options.system:
+        from .service import for_system
+
+        for_system(options)
     if "cpu_percent" in options.flag_names and not options.service:
         raise PolicyError("--cpu-percent needs --service: the system limits a service, not this process")
     if options.enrol:
-        enrolment = enrol(_token(options.enrol), options)
+        enrolment = enrol(options.enrol, options)
         options.name = enrolment.name  # another device may be enrolled on this machine too
         print(f"enrolled as {enrolment.name} at {enrolment.url}", flush=True)
         if options.data is None:
+            print(_next_lines(options))
             return 0
     if options.data is None:
         raise DataError("no samples: give --data, a folder or a file of them (docs/data.md)")
@@ -127,6 +140,16 @@ def run(options: argparse.Namespace) -> int:
         return _join(options, connection, joined)
 
 
+def _next_lines(options: argparse.Namespace) -> str:
+    """What to type after an enrolment, to look at the samples and to take part."""
+    own = f"--state {shlex.quote(str(options.state))}" if options.state else f"--name {options.name}"
+    return (
+        "look at your samples, and take part:\n"
+        f"  device-runtime data check FOLDER {own}\n"
+        f"  device-runtime join {own} --data FOLDER --service"
+    )
+
+
 def _join(options: argparse.Namespace, connection: Connection, joined: Callable[[], None]) -> int:
     """Take part until stopped, or install a service that does; `joined` is called once it has joined."""
     pause_on_signals(connection.folder)
@@ -135,8 +158,10 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
         log.warning("--insecure: passwords and updates cross the network in the clear")
     settings = _settings(options, connection)
     if options.service:
-        from .service import install
+        from .service import check_samples, install
 
+        if not check_samples(connection, settings, options.held_out):
+            return NOTHING_FITS
         return install(options, add_arguments, connection, joined)
     if SampleSource.of(options.data).is_empty:
         log.info("no samples in %s yet: this device sits out until there are", options.data)
@@ -149,8 +174,24 @@ def _join(options: argparse.Namespace, connection: Connection, joined: Callable[
     )
     device = JoinedDevice(connection, settings, rules)
     with stopped_by_signals(device.stop, second_kills=False):
-        device.run(options.until_done, joined)
+        try:
+            device.run(options.until_done, joined)
+        except BrokerRefused as error:
+            raise BrokerRefused(f"{error}{_way_in(connection, str(error))}") from None
     return 0
+
+
+def _way_in(connection: Connection, refusal: str) -> str:
+    """What lets a device in that the broker refused; empty if it is not for its name or password."""
+    if "user name or password" not in refusal:
+        return ""
+    add = f"`device-runtime device add {connection.name}"
+    if connection.enrolment is not None:
+        return f". Enrol it again: {add} --again` where the broker is set up, then `join --enrol -` here"
+    return (
+        f". Enrol the device: {add}` where the broker is set up, then `join --enrol -` here; or give the "
+        "password of this user by --password-file"
+    )
 
 
 def _settings(options: argparse.Namespace, connection: Connection) -> Settings:

@@ -130,6 +130,15 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_system(parser: argparse.ArgumentParser) -> None:
+    """Add `--system`."""
+    parser.add_argument(
+        "--system",
+        action="store_true",
+        help="As --service, for the whole machine and by an account of its own with few rights; needs root.",
+    )
+
+
 def add_device_choice(parser: argparse.ArgumentParser) -> None:
     """Add `--name` and `--state`, which choose a device of this machine."""
     parser.add_argument(

@@ -13,7 +13,7 @@ from device_runtime.user_account import expanded
 
 POLICY = "policy"
 """The table of the owner's rules; all other settings stand above it."""
-ONCE = ("config", "enrol", "service")
+ONCE = ("config", "enrol", "service", "system")
 """Options that are not settings."""
 
 

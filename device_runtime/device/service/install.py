@@ -1,4 +1,4 @@
-"""Installs and removes a device as a service: a systemd unit of the user or of root, or runit's in Termux."""
+"""Installs and removes a device as a service: a systemd unit of a user or of the machine, or in Termux."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,9 @@ from device_runtime.device.errors import InstallError
 from device_runtime.service_process import run_program
 from device_runtime.system_errors import disk_reason
 from device_runtime.user_account import NoHome, config_folder, user_name
+
+from . import system_account
+from .system_account import SystemAccount
 
 COMMAND = "device-runtime"
 COMMAND_S = 60.0
@@ -50,7 +53,10 @@ HEADROOM = 1.25
 
 @dataclass(frozen=True)
 class ServiceCommand:
-    """`command` to run, with absolute paths, in `folder`. `cpu_percent` is of one core."""
+    """`command` to run, with absolute paths, in `folder`. `cpu_percent` is of one core.
+
+    `account`: as whom the machine runs it, and with which rights; None: as who installs it.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -59,6 +65,7 @@ class ServiceCommand:
     idle_io: bool = False
     cpu_percent: float | None = None
     memory_bytes: int | None = None
+    account: SystemAccount | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class ServiceFile:
 class DeviceService:
     """The files of a service, and the commands that start and stop it, each in turn.
 
-    `after` runs after its removal, when `folders` are removed too.
+    `after` runs after its removal, when `folders` are removed too. `log` shows what it has logged.
     """
 
     files: tuple[ServiceFile, ...]
@@ -83,6 +90,7 @@ class DeviceService:
     stop: tuple[tuple[str, ...], ...]
     after: tuple[tuple[str, ...], ...] = ()
     folders: tuple[Path, ...] = ()
+    log: tuple[str, ...] = ()
 
 
 def title(name: str) -> str:
@@ -123,6 +131,7 @@ def unit(job: ServiceCommand, system: bool = False) -> str:
         "OOMPolicy=continue",
         "NoNewPrivileges=yes",
         "UMask=0077",
+        *(job.account.lines() if job.account else []),
     ]
     if job.nice:
         lines.append(f"Nice={job.nice}")
@@ -141,11 +150,13 @@ def _systemd(job: ServiceCommand, env: Mapping[str, str], system: bool) -> Devic
     folder = SYSTEM_UNITS if system else config_folder() / "systemd" / "user"
     systemctl = ("systemctl",) if system else (*_bus(env), "systemctl", "--user")
     reload = (*systemctl, "daemon-reload")
+    before = job.account.before() if job.account else ()
     return DeviceService(
         (ServiceFile(folder / name, unit(job, system)),),
-        (reload, (*systemctl, "enable", name), (*systemctl, "restart", name)),
+        (*before, reload, (*systemctl, "enable", name), (*systemctl, "restart", name)),
         ((*systemctl, "disable", "--now", name),),
         (reload,),
+        log=("journalctl", *([] if system else ["--user"]), "-u", title(job.name)),
     )
 
 
@@ -170,7 +181,8 @@ def _termux(job: ServiceCommand, env: Mapping[str, str]) -> DeviceService:
         ServiceFile(folder / "log" / "run", link=logger),
         ServiceFile(home / ".termux" / "boot" / name, boot, program=True),
     )
-    return DeviceService(files, (("sv-enable", name),), (("sv-disable", name),), folders=(folder,))
+    log = ("tail", str(prefix / "var" / "log" / "sv" / name / "current"))
+    return DeviceService(files, (("sv-enable", name),), (("sv-disable", name),), folders=(folder,), log=log)
 
 
 def _polite(job: ServiceCommand) -> tuple[str, ...]:
@@ -249,14 +261,26 @@ def remove(service: DeviceService) -> Iterator[str]:
 
 
 def installed_services(name: str) -> list[DeviceService]:
-    """The services of a device that are installed: of any manager, as an earlier version had another."""
+    """The services of a device that are installed: of any manager, as an earlier version had another.
+
+    With the last one of the account for devices, the account is removed, too.
+    """
     services = []
     for manager in MANAGERS:
         with suppress(NoHome):
             service = device_service(ServiceCommand(name, (), Path()), os.environ, manager)
-            if os.path.lexists(service.files[0].path):
+            file = service.files[0].path
+            if os.path.lexists(file):
+                if manager == "system" and _with_account() == [file]:
+                    service = replace(service, after=(*service.after, system_account.REMOVE))
                 services.append(service)
     return services
+
+
+def _with_account() -> list[Path]:
+    """The units of the machine that run as the account for devices."""
+    units = SYSTEM_UNITS.glob(f"{title('*')}.service")
+    return [path for path in units if f"\n{system_account.MARK}\n" in path.read_text(errors="replace")]
 
 
 def lingers(manager: Manager) -> str:

@@ -30,6 +30,8 @@ STOP_S = 120.0
 
 SETTINGS = "device.toml"
 """The file of a service's settings."""
+PASSWORD = "broker-password"  # noqa: S105
+"""The file in a device's folder with the broker's password, where it was in the environment."""
 KEPT = {
     "enrolment.json": "its credentials",
     "issued.json": "when the latest offers were issued",
@@ -54,6 +56,10 @@ KEPT = {
     "issued": "when the site's latest offers were issued",
     "port": "the port of the site's broker",
     SETTINGS: "its settings as a service",
+    PASSWORD: "the broker's password",
+    "ca.pem": "the broker's certificate authority",
+    "cert.pem": "its certificate",
+    "key.pem": "its private key",
     "paused": "that it is paused",
     "lock": "its lock",
 }

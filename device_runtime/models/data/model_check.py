@@ -41,8 +41,20 @@ SURE = 0.5
 """The least mean probability of the predicted class, as a share of the way from chance to 1."""
 BETTER = 0.5
 """The most that is left of the error of numbers, for a mistake to be named."""
+DOUBTFUL, FEW_OF_CLASS = 0.5, 8
+"""A label is doubtful if the model is right this much less often than on average, of so many samples."""
 ONE_SIDED = 0.95
 """The share of samples that are given one class, above which that is said of samples without labels."""
+
+
+@dataclass(frozen=True)
+class ClassCheck:
+    """How often a model is right about the samples of one label, and what it takes most of the others for."""
+
+    label: str
+    samples: int
+    right: float
+    taken_for: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class ModelCheck:
     hint: a mistake that would explain wrong answers, as a sentence; empty for none.
     guessing: whether the model is no better than one that looks at nothing.
     trained: whether the model has certainly learnt something, as these samples show.
+    remedy: what to do about the mistake of the hint.
+    by_class: the labels that samples have, where targets are classes.
     """
 
     samples: int
@@ -65,6 +79,16 @@ class ModelCheck:
     hint: str = ""
     guessing: bool = False
     trained: bool = False
+    remedy: str = ""
+    by_class: tuple[ClassCheck, ...] = ()
+
+    @property
+    def doubtful(self) -> tuple[ClassCheck, ...]:
+        """Labels of which the model is far more often wrong than of others, though no mistake explains it."""
+        if self.hint or self.guessing or self.right is None:
+            return ()
+        most = DOUBTFUL * self.right
+        return tuple(each for each in self.by_class if each.samples >= FEW_OF_CLASS and each.right < most)
 
     @property
     def description(self) -> str:
@@ -85,6 +109,7 @@ class Mistake:
 
     condition: str
     asks: str
+    remedy: str
     undone: Callable[[Floats], Floats]
 
 
@@ -118,7 +143,7 @@ def check_unlabelled(x: NDArray[Any], manifest: Manifest, outputs: Outputs) -> M
     order = [number for number in np.argsort(-counts, kind="stable").tolist() if counts[number]]
     says = first_of([f"{manifest.labels[number]} {counts[number] / len(x):.0%}" for number in order], 4)
     answers = f"the model says {says}, and is {sure:.0%} sure on average"
-    hint, trained = "", len(x) >= LEAST and _is_sure(sure, 1 / len(manifest.labels))
+    hint, remedy, trained = "", "", len(x) >= LEAST and _is_sure(sure, 1 / len(manifest.labels))
     if len(x) >= LEAST:
         chance = 1 / len(manifest.labels)
         tried = [
@@ -126,10 +151,10 @@ def check_unlabelled(x: NDArray[Any], manifest: Manifest, outputs: Outputs) -> M
         ]
         best, mistake = max(tried, key=lambda trial: trial[0], default=(0.0, None))
         if mistake is not None and best >= sure + GAIN and _is_sure(best, chance):
-            hint = f"{mistake.condition} it would be {best:.0%} sure: {mistake.asks}"
+            hint, remedy = f"{mistake.condition} it would be {best:.0%} sure: {mistake.asks}", mistake.remedy
         elif trained and counts.max() >= ONE_SIDED * len(x) and len(manifest.labels) > 1:
             answers += ": are they all alike?"
-    return ModelCheck(len(x), answers=answers, hint=hint, trained=trained or bool(hint))
+    return ModelCheck(len(x), answers=answers, hint=hint, trained=trained or bool(hint), remedy=remedy)
 
 
 def _of_classes(x: NDArray[Any], y: NDArray[Any], manifest: Manifest, outputs: Outputs) -> ModelCheck:
@@ -143,7 +168,8 @@ def _of_classes(x: NDArray[Any], y: NDArray[Any], manifest: Manifest, outputs: O
     before = _balanced(predicted, y)
     enough = max(before + GAIN, chance + ABOVE_CHANCE)
     guessing = before < chance + 3 * (chance * (1 - chance) / len(x)) ** 0.5
-    hints: list[tuple[float, str]] = []
+    by_class = tuple(_by_class(predicted, y, manifest.labels))
+    hints: list[tuple[float, str, str]] = []
     few = np.unique(np.linspace(0, len(x) - 1, min(FEWEST, len(x))).astype(np.int64))
     for mistake in _mistakes(x, manifest.input) if enough <= 1 else ():
         undone = _undone(mistake, x, manifest.input)
@@ -153,14 +179,27 @@ def _of_classes(x: NDArray[Any], y: NDArray[Any], manifest: Manifest, outputs: O
         score = _balanced(after.argmax(axis=1), y)
         if score >= enough and _is_sure(float(after.max(axis=1).mean()), chance):
             share = float((after.argmax(axis=1) == y).mean())
-            hints.append((score, f"{mistake.condition} it would be right in {share:.0%}: {mistake.asks}"))
+            hint = f"{mistake.condition} it would be right in {share:.0%}: {mistake.asks}"
+            hints.append((score, hint, mistake.remedy))
     if not hints and _is_sure(float(probabilities.max(axis=1).mean()), chance):
         hints += [
-            candidate for candidate in _relabelled(predicted, y, manifest.labels) if candidate[0] >= enough
+            (score, hint, RELABEL)
+            for score, hint in _relabelled(predicted, y, manifest.labels)
+            if score >= enough
         ]
-    hint = max(hints, key=lambda candidate: candidate[0])[1] if hints else ""
+    _, hint, remedy = max(hints, key=lambda candidate: candidate[0], default=(0.0, "", ""))
     trained = bool(hint) or before >= chance + ABOVE_CHANCE
-    return ModelCheck(len(x), right, hint=hint, guessing=guessing, trained=trained)
+    return ModelCheck(
+        len(x), right, hint=hint, guessing=guessing, trained=trained, remedy=remedy, by_class=by_class
+    )
+
+
+def _by_class(predicted: NDArray[np.int64], y: NDArray[Any], labels: Sequence[str]) -> Iterator[ClassCheck]:
+    for label in np.unique(y).tolist():
+        answers = predicted[y == label]
+        wrong = np.bincount(answers[answers != label], minlength=1)
+        taken_for = labels[int(wrong.argmax())] if wrong.any() else ""
+        yield ClassCheck(labels[label], len(answers), float((answers == label).mean()), taken_for)
 
 
 def _of_values(x: NDArray[Any], y: NDArray[Any], spec: InputSpec, outputs: Outputs) -> ModelCheck | None:
@@ -177,11 +216,12 @@ def _of_values(x: NDArray[Any], y: NDArray[Any], spec: InputSpec, outputs: Outpu
         return ModelCheck(len(x), error=before)
     tried = [(error(_undone(mistake, x, spec)), mistake) for mistake in _mistakes(x, spec)]
     best, mistake = min(tried, key=lambda trial: trial[0], default=(np.inf, None))
-    hint = ""
+    hint, remedy = "", ""
     if mistake is not None and best <= BETTER * min(before, 1.0):
         hint = f"{mistake.condition} they would be {best:.2g} times as far off: {mistake.asks}"
+        remedy = mistake.remedy
     trained = bool(hint) or before <= BETTER
-    return ModelCheck(len(x), error=before, hint=hint, guessing=before >= 1, trained=trained)
+    return ModelCheck(len(x), error=before, hint=hint, guessing=before >= 1, trained=trained, remedy=remedy)
 
 
 def _mistakes(x: NDArray[Any], spec: InputSpec) -> Iterator[Mistake]:
@@ -202,19 +242,38 @@ def _views(x: NDArray[Any], spec: InputSpec) -> Iterator[Mistake]:
     top, bottom = (spec.usual_range or (low, high))[1], (spec.usual_range or (low, high))[0]
     if spec.white is None:
         top, bottom = high, low
-    yield Mistake("with dark and light exchanged", "are they inverted?", lambda values: top + bottom - values)
+    yield Mistake(
+        "with dark and light exchanged",
+        "are they inverted?",
+        "exchange dark and light, as by `mogrify -negate FILES` of ImageMagick",
+        lambda values: top + bottom - values,
+    )
     if spec.shape[0] == 3:
         yield Mistake(
             "with red and blue exchanged",
             "are the channels in the order BGR?",
+            "write the channels in the order red, green, blue; OpenCV has them the other way round",
             lambda values: values[:, ::-1],
         )
     if spec.shape[1] == spec.shape[2]:
         yield Mistake(
-            "with rows and columns exchanged", "are they transposed?", lambda values: values.swapaxes(2, 3)
+            "with rows and columns exchanged",
+            "are they transposed?",
+            "exchange rows and columns, as by `mogrify -transpose FILES` of ImageMagick",
+            lambda values: values.swapaxes(2, 3),
         )
-    yield Mistake("turned upside down", "are they upside down?", lambda values: values[:, :, ::-1, ::-1])
-    yield Mistake("mirrored", "are they mirrored?", lambda values: values[:, :, :, ::-1])
+    yield Mistake(
+        "turned upside down",
+        "are they upside down?",
+        "turn them, as by `mogrify -rotate 180 FILES` of ImageMagick",
+        lambda values: values[:, :, ::-1, ::-1],
+    )
+    yield Mistake(
+        "mirrored",
+        "are they mirrored?",
+        "mirror them, as by `mogrify -flop FILES` of ImageMagick",
+        lambda values: values[:, :, :, ::-1],
+    )
 
 
 def _scales(low: float, high: float, spec: InputSpec) -> Iterator[Mistake]:
@@ -229,15 +288,24 @@ def _scales(low: float, high: float, spec: InputSpec) -> Iterator[Mistake]:
             return
         asks = f"are they scaled? they are {low:.3g} to {high:.3g}"
         yield Mistake(
-            f"scaled to {least:g} to {most:g}", asks, lambda values: least + (values - low) * (wide / span)
+            f"scaled to {least:g} to {most:g}",
+            asks,
+            f"write values from {least:g} to {most:g}, as the task takes them",
+            lambda values: least + (values - low) * (wide / span),
         )
         return
     for factor, ask in ((1 / BYTE, "0 to 255 in place of 0 to 1"), (BYTE, "0 to 1 in place of 0 to 255")):
         yield Mistake(
             f"multiplied by {factor:.3g}",
             f"are they {ask}? they are {low:.3g} to {high:.3g}",
+            f"multiply the values by {factor:.3g}",
             lambda values, factor=factor: values * np.float32(factor),  # type: ignore[misc]
         )
+
+
+RELABEL = (
+    "name the folders or the column after the task's labels, or map them by a labels.toml (docs/data.md)"
+)
 
 
 def _relabelled(

@@ -9,13 +9,16 @@ import numpy as np
 
 from device_runtime.models.bundles.inputs import InputSpec, TextInput, WindowInput
 
+from .cells import first_of
 from .local_samples import LocalSamples
-from .model_check import ModelCheck
+from .model_check import RELABEL, ModelCheck
 from .pictures import is_picture, white
 from .sound import is_sound
 from .units import SkippedSamples
 
 BAR = 30
+FEW = 10
+"""Fewer samples are said to be few."""
 FORMS = 10
 
 
@@ -50,6 +53,8 @@ class SamplesReport:
     notes: what was decided by default in reading files.
     targets: in place of `classes`, where the task's targets have columns.
     model: what a trained model makes of the samples; None if there is none, or it cannot say.
+    judged_by: which task and which model the samples are held against; empty if only the bundle is known.
+    labels: the task's, where targets are classes.
     """
 
     place: str
@@ -67,6 +72,33 @@ class SamplesReport:
     targets: tuple[TargetColumn, ...] = ()
     model: ModelCheck | None = None
     notes: tuple[str, ...] = ()
+    judged_by: str = ""
+    labels: tuple[str, ...] = ()
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What to do before the device joins with these samples, most pressing first."""
+        todo = []
+        of_labels = [entry for entry in self.skipped if "label" in entry.reason]
+        if self.labels and of_labels and (not self.samples or sum(e.count for e in of_labels) > self.samples):
+            todo.append(f"the task's labels are {first_of(self.labels, 12)}: {RELABEL}")
+        if self.model is not None:
+            todo += [self.model.remedy] if self.model.remedy else []
+            todo += [
+                f"look at samples labelled {each.label!r}: the model is right in {each.right:.0%}, and "
+                f"takes most others for {each.taken_for!r}"
+                for each in self.model.doubtful
+            ]
+            if self.model.guessing and not self.model.hint:
+                todo.append(
+                    "look whether these are samples of this task, with its labels: a model that is no better "
+                    "than guessing has learnt others, or is not trained yet"
+                )
+        if self.classes and sum(entry.samples > 0 for entry in self.classes) == 1:
+            todo.append("add samples of a second class: with one alone, a device cannot train a classifier")
+        if 0 < self.samples < FEW:
+            todo.append(f"add samples: {self.samples} are too few to learn much from")
+        return tuple(todo)
 
 
 def report(samples: LocalSamples) -> SamplesReport:
@@ -90,6 +122,7 @@ def report(samples: LocalSamples) -> SamplesReport:
         samples.scale_warning,
         _columns(samples),
         notes=samples.notes,
+        labels=() if manifest.target.has_columns else tuple(manifest.labels),
     )
 
 
@@ -143,27 +176,33 @@ def lines(summary: SamplesReport) -> list[str]:
         f"the task takes {summary.takes}",
         "",
     ]
+    if summary.judged_by:
+        text.insert(0, f"judged by {summary.judged_by}")
+    at = len(text) - 1
     if summary.filled:
-        text[1] += f"; {summary.filled} fill them, and lose what is beyond"
+        text[at - 1] += f"; {summary.filled} fill them, and lose what is beyond"
     if summary.doubt:
-        text.insert(2, f"WARNING: {summary.doubt}")
+        text.insert(at, f"WARNING: {summary.doubt}")
     elif summary.values and summary.filled is None:
         low, high = summary.values
-        text[1] += f"; values are {low:.3g} to {high:.3g}"
+        text[at - 1] += f"; values are {low:.3g} to {high:.3g}"
     if summary.model is not None:
-        text.insert(2, ("WARNING: " if summary.model.hint else "") + summary.model.description)
+        text.insert(at, ("WARNING: " if summary.model.hint else "") + summary.model.description)
     text += [f"{c.name}: {c.least:.4g} to {c.largest:.4g}, mean {c.mean:.4g}" for c in summary.targets]
     wide = max((len(entry.label) for entry in summary.classes), default=0)
     most = max((entry.samples for entry in summary.classes), default=0) or 1
+    right = {each.label: each.right for each in summary.model.by_class} if summary.model else {}
     for entry in summary.classes:
         bar = "#" * -(-BAR * entry.samples // most)
-        text.append(f"{entry.label:{wide}} {entry.samples:6} {bar}".rstrip())
+        share = f"{right[entry.label]:.0%} right" if entry.label in right else ""
+        text.append(f"{entry.label:{wide}} {entry.samples:6} {bar:{BAR if share else 0}} {share}".rstrip())
     if not (summary.samples or summary.skipped):
         text += ["", "no samples: nothing is there"]
     for title, rows in (
         ("stored as", [f"{count:6}  {form}" for form, count in summary.stored.items()]),
         ("decided by default", [f"        {note}" for note in summary.notes]),
         ("left out", [f"{entry.count:6}  {entry.reason}: {entry.named}" for entry in summary.skipped]),
+        ("what to do", [f"        {advice}" for advice in summary.advice]),
     ):
         if rows:
             text += ["", title, *rows]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from device_runtime.broker.security.enrolment import Enrolment
 from device_runtime.broker.wire.blobs import blob_of
 from device_runtime.broker.wire.messages import Base, Offer
 from device_runtime.cli import main
@@ -69,6 +70,7 @@ def test_inverted_samples_are_named(samples, weights, capsys):
     _, out, _ = check(capsys, path, "--weights", weights)
     assert "; with dark and light exchanged it would be right in 8" in out
     assert ": are they inverted?" in out
+    assert out.rstrip().endswith("exchange dark and light, as by `mogrify -negate FILES` of ImageMagick")
     _, out, _ = check(capsys, path, "--weights", weights, "--format", "json")
     assert "inverted" in json.loads(out)["model"]["hint"]
 
@@ -119,3 +121,38 @@ def test_weights_that_are_of_another_model_are_refused(samples, tmp_path, capsys
         code, _, err = check(capsys, samples(RAW, Y), "--weights", str(path))
         assert code == 2
         assert f"{path} has no weights of digits-wrn-10-1" in err
+
+
+def test_the_share_of_right_answers_stands_beside_each_class_and_doubtful_ones_are_named(
+    samples, weights, capsys
+):
+    mixed = Y[1200:].copy()
+    mixed[Y[1200:] == 4] = 0  # a folder of fours that is called 0: a quarter of it is right
+    mixed[np.flatnonzero(Y[1200:] == 0)[20:]] = 4
+    _, out, _ = check(capsys, samples(RAW[1200:], mixed), "--weights", weights)
+    assert "look at samples labelled '4': the model is right in " in out
+    assert "takes most others for '0'" in out
+    [row] = [line for line in out.splitlines() if line.startswith("1 ")]
+    assert row.endswith("% right")
+
+
+def test_labels_that_are_not_the_task_s_are_answered_with_the_task_s_labels(samples, tmp_path, capsys):
+    for label in ("cat", "dog"):
+        (tmp_path / "pets" / label).mkdir(parents=True)
+        np.save(tmp_path / "pets" / label / "a.npy", RAW[0])
+    code, out, _ = check(capsys, str(tmp_path / "pets"))
+    assert code == 1
+    assert "the task's labels are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9: name the folders or the column" in out
+
+
+def test_a_device_that_is_enrolled_where_no_broker_answers_says_so_and_checks_for_the_usual_bundle(
+    samples, tmp_path, capsys, caplog
+):
+    enrolment = Enrolment("mqtts://127.0.0.1:1", "pi", "x", b"", bytes(32), 1)
+    folder = tmp_path / "pi"
+    folder.mkdir()
+    enrolment.save(folder)
+    code, out, _ = check(capsys, samples(RAW, Y), "--state", str(folder))
+    assert code == 0
+    assert "the task that this device is enrolled for is not known" in caplog.text
+    assert "for digits-wrn-10-1" in out

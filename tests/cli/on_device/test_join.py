@@ -12,9 +12,11 @@ from nacl.signing import SigningKey
 
 from device_runtime.broker.errors import BrokerRefused
 from device_runtime.broker.security.enrolment import Enrolment
+from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli import main, parse
 from device_runtime.cli.on_device import join
 from device_runtime.cli.options import tags
+from device_runtime.device.connection.connecting import Connection
 from device_runtime.models.errors import DataError
 
 
@@ -194,3 +196,20 @@ def test_tags_are_checked_and_may_stand_in_the_device_file(tmp_path, capsys):
     options = parsed("--config", str(file))
     join.policy_options.configure(options, join.add_arguments)
     assert tags(options) == ("lab",)
+
+
+@pytest.mark.parametrize(
+    ("enrolled", "says"),
+    [
+        (False, "Enrol the device: `device-runtime device add pi` where the broker"),
+        (
+            True,
+            "Enrol it again: `device-runtime device add pi --again` where the broker",
+        ),
+    ],
+)
+def test_a_device_that_is_refused_for_its_password_is_told_how_it_is_enrolled(tmp_path, enrolled, says):
+    enrolment = Enrolment("mqtts://h", "pi", "x", b"", bytes(32), 1) if enrolled else None
+    connection = Connection(BrokerUrl.parse("mqtts://pi@h"), "pi", tmp_path, "pi", enrolment=enrolment)
+    assert says in join._way_in(connection, "the broker at h refused user 'pi': wrong user name or password")
+    assert join._way_in(connection, "the broker at h does not let 'pi' read") == ""

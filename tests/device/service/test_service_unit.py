@@ -1,6 +1,7 @@
 """A device as a service: the texts, the files, and what systemd itself says of the unit."""
 
 import errno
+import grp
 import os
 import pwd
 import shutil
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from device_runtime.cli import main
+from device_runtime.cli.on_device import service as cli_service
 from device_runtime.device.errors import InstallError
-from device_runtime.device.service import install
+from device_runtime.device.service import install, system_account
 from device_runtime.device.service import install as installing
 from device_runtime.device.service import uninstall as leaving
 from device_runtime.device.service.install import ServiceCommand, device_service, unit
@@ -267,3 +269,101 @@ def test_a_bus_that_the_login_did_not_tell_of_is_found(tmp_path):
     assert installing._bus({}, tmp_path) == ("env", address)
     assert installing._bus({"XDG_RUNTIME_DIR": "/run/user/5"}, tmp_path) == ()
     assert installing._bus({}, tmp_path / "nowhere") == ()
+
+
+@pytest.fixture
+def machine(headless, tmp_path, monkeypatch):
+    """A machine of root's with systemd, and without the account for devices yet; returns what was run."""
+    ran = headless(0)
+    monkeypatch.setattr(cli_service, "SYSTEM_STATE", tmp_path / "lib")
+    monkeypatch.setattr(system_account, "exists", lambda: any(words[0] == "useradd" for words in ran))
+    (tmp_path / "samples").chmod(0o755)
+    return ran
+
+
+def join_system(tmp_path, *more):
+    words = ("mqtt://pi:secret@127.0.0.1:1", "--data", tmp_path / "samples", "--system", *more)
+    return main(["join", *map(str, words)])
+
+
+def test_a_device_of_the_machine_has_an_account_of_its_own_and_leaves_nothing(machine, tmp_path, capsys):
+    assert join_system(tmp_path) == 0
+    folder, unit_file = tmp_path / "lib" / "pi", tmp_path / "system" / "device-runtime-pi.service"
+    lines = unit_file.read_text().splitlines()
+    account = system_account.SYSTEM_USER
+    for line in (
+        f"User={account}", "ProtectSystem=strict", "ProtectHome=tmpfs", "CapabilityBoundingSet=",
+        "PrivateDevices=yes", f"ReadWritePaths={folder}", f"BindReadOnlyPaths={tmp_path / 'samples'}",
+        "WantedBy=multi-user.target", f"WorkingDirectory={folder}",
+    ):  # fmt: skip
+        assert line in lines
+    steps = [words[:2] for words in machine]
+    assert steps[0] == ("useradd", "--system")
+    assert machine[1] == ("chown", "-R", f"{account}:{account}", str(folder))
+    assert [words[1] for words in steps[2:]] == ["daemon-reload", "enable", "restart"]
+    output = capsys.readouterr().out
+    assert f"/device-runtime leave --state {folder}" in output
+    assert "sudo journalctl -u device-runtime-pi -f" in output
+    assert "linger" not in output
+    assert main(["leave", "--state", str(folder), "--yes"]) == 0
+    assert machine[-1] == ("userdel", account)
+    assert not unit_file.exists() and not folder.exists()
+
+
+def test_the_account_stays_while_another_device_of_the_machine_has_it(machine, tmp_path):
+    for name in ("pi", "pi-2"):
+        assert join_system(tmp_path, "--name", name) == 0
+    assert [words[0] for words in machine].count("useradd") == 1
+    assert main(["leave", "--state", str(tmp_path / "lib" / "pi"), "--yes"]) == 0
+    assert "userdel" not in [words[0] for words in machine]
+
+
+def test_only_root_installs_for_the_machine(machine, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert join_system(tmp_path) == 2
+    assert "run it as root, with sudo" in capsys.readouterr().err
+    assert not (tmp_path / "lib").exists()
+
+
+def test_samples_that_the_account_cannot_read_are_said_before_anything_is_installed(
+    machine, tmp_path, capsys
+):
+    (tmp_path / "samples" / "a.csv").write_text("1,2\n")
+    (tmp_path / "samples" / "a.csv").chmod(0o600)
+    assert join_system(tmp_path) == 2
+    assert f"a.csv cannot be read by {system_account.SYSTEM_USER}" in capsys.readouterr().err
+    assert machine == []
+
+
+def test_samples_of_one_group_are_read_as_of_that_group(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("1,2\n")
+    tmp_path.chmod(0o750)
+    group = tmp_path.stat().st_gid or 4
+    closed = os.stat_result((0o100640, 0, 0, 1, 0, group, 4, 0, 0, 0))
+    monkeypatch.setattr(Path, "stat", lambda path, **_: closed)
+    assert system_account.reading_group(tmp_path / "a.csv") == grp.getgrgid(group).gr_name
+
+
+def test_files_with_credentials_are_copied_into_the_folder_of_a_device_of_the_machine(machine, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    words = ("mqtt://pi@127.0.0.1:1", "--data", tmp_path / "samples", "--system")
+    assert main(["join", *map(str, (*words, "--password-file", tmp_path / "secret"))]) == 0
+    folder = tmp_path / "lib" / "pi"
+    assert f'password_file = "{folder / "broker-password"}"' in (folder / "device.toml").read_text()
+    assert (folder / "broker-password").read_text() == "secret"
+    assert stat.S_IMODE((folder / "broker-password").stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_has_nothing_to_say_against_the_unit_of_the_machine(tmp_path):
+    program = tmp_path / "bin" / "device-runtime"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (tmp_path / "my photos").mkdir(mode=0o755)
+    account = system_account.SystemAccount(tmp_path, (tmp_path / "my photos",), ("video",))
+    job = ServiceCommand("a", (str(program), "join"), tmp_path, 10, True, 50.0, 200_000_000, account)
+    file = tmp_path / "device-runtime-a.service"
+    file.write_text(unit(job, system=True))
+    done = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
+    assert "device-runtime-a.service" not in done.stderr, done.stderr

@@ -78,7 +78,7 @@ def test_the_label_map_of_the_page_does_what_the_page_shows(place, speech, monke
         "device_runtime.cli.on_device.data.Bundle.open",
         lambda path: SimpleNamespace(manifest=manifest, texts=None),
     )
-    monkeypatch.setattr("device_runtime.cli.on_device.data._checked", lambda *_: None)
+    monkeypatch.setattr("device_runtime.cli.on_device.data.Judge._checked", lambda *_: None)
     [line] = [line for line in EXAMPLES if "recorded" in line]
     assert main(shlex.split(line)) == 0
     assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()
@@ -108,7 +108,7 @@ def test_the_recordings_of_the_page_become_what_it_shows(tmp_path, bundle, monke
     opened = SimpleNamespace(manifest=manifest, texts=None)
     monkeypatch.setattr("device_runtime.cli.on_device.data.find_bundle", lambda name: name)
     monkeypatch.setattr("device_runtime.cli.on_device.data.Bundle.open", lambda path: opened)
-    monkeypatch.setattr("device_runtime.cli.on_device.data._checked", lambda *_: None)
+    monkeypatch.setattr("device_runtime.cli.on_device.data.Judge._checked", lambda *_: None)
     [line] = [line for line in EXAMPLES if "phone" in line]
     assert main(shlex.split(line)) == 0
     assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()

@@ -4,6 +4,7 @@ The models here know the means of their classes: the nearer a sample is to one, 
 """
 
 import re
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -13,7 +14,13 @@ from sklearn.datasets import load_digits
 from device_runtime.models.bundles.inputs import InputSpec
 from device_runtime.models.bundles.targets import targets_of
 from device_runtime.models.data.local_data import LocalData
-from device_runtime.models.data.model_check import check_model, check_unlabelled, evenly_spaced
+from device_runtime.models.data.model_check import (
+    ClassCheck,
+    ModelCheck,
+    check_model,
+    check_unlabelled,
+    evenly_spaced,
+)
 
 DIGITS = load_digits()
 RAW, Y = DIGITS.images[:, None].astype(np.float32), DIGITS.target.astype(np.int64)
@@ -195,3 +202,15 @@ def test_a_large_network_is_asked_about_few_samples(bundle, digits):
     asked_about.clear()
     check_of(manifest, counted, OTHER[MINE < 2], MINE[MINE < 2])
     assert len(asked_about) == 1  # nothing would be better
+
+
+def test_a_class_that_is_mostly_taken_for_another_is_named_with_its_share():
+    by_class = (
+        ClassCheck("cat", 20, 0.95, "dog"),
+        ClassCheck("dog", 20, 0.1, "cat"),
+        ClassCheck("ant", 2, 0.0),
+    )
+    check = ModelCheck(42, right=0.5, by_class=by_class)
+    assert check.doubtful == (by_class[1],)  # of two ants nothing can be said
+    assert replace(check, hint="with labels one lower ..").doubtful == ()
+    assert replace(check, guessing=True).doubtful == ()
