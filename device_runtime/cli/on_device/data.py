@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from device_runtime.broker.errors import BrokerError
 from device_runtime.cli.options import DATA_HELP, add_data, add_format, as_json, memory_bytes, place, positive
-from device_runtime.device.agent.instance import folder_lock
-from device_runtime.device.connection.connecting import Connection, connect, folder_of, is_enrolled
-from device_runtime.device.delivery.offered_task import NotFetched, OfferedTask, fetch
+from device_runtime.device.connection.connecting import connect, folder_of, is_enrolled
+from device_runtime.device.delivery.offered_task import NotFetched, OfferedTask
 from device_runtime.device.engine.engine_guard import limit_bytes
-from device_runtime.device.errors import InUse, NoDevice
+from device_runtime.device.errors import NoDevice
 from device_runtime.device.personal.kept import NothingKept, PersonalModel, PersonalModelStore, begun_with
 from device_runtime.models.available_engines.available import open_model
 from device_runtime.models.bundles import tensors
@@ -30,6 +29,7 @@ from device_runtime.models.data.reading import unlabelled
 from device_runtime.models.data.report import SamplesReport, lines, report
 from device_runtime.models.errors import DataError, ModelError
 
+from .planned_task import EnrolledDevice, offered
 from .policy_options import add_device_choice
 
 log = logging.getLogger(__name__)
@@ -64,9 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 if no sample fits the task. Raises DataError, BundleError, NoDevice, NothingKept."""
-    judge = _judge(options)
     keep = Selection(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
-    data_report = judge.report(place(options.data, options), keep)
+    with ExitStack() as stack:
+        data_report = _judge(options, stack).report(place(options.data, options), keep)
     if options.format == "json":
         print(as_json(data_report))
     else:
@@ -124,22 +124,10 @@ class Judge:
         return check
 
 
-def judge_of_task(connection: Connection, task: str = "") -> Judge:
-    """What the broker offers to the device. Raises BrokerError, NotFetched, ModelError.
-
-    What is fetched stays in the device's folder for its first round, unless the device runs there now.
-    """
-    try:
-        with folder_lock(connection.folder):
-            return Judge.of_offer(fetch(connection, task, connection.folder), connection.name)
-    except InUse:
-        with TemporaryDirectory() as folder:
-            return Judge.of_offer(fetch(connection, task, Path(folder)), connection.name)
-
-
-def _judge(options: argparse.Namespace) -> Judge:
+def _judge(options: argparse.Namespace, stack: ExitStack) -> Judge:
     """The task and model that the options name, or those of a device of this machine; else the usual bundle.
 
+    What was fetched for it is there until `stack` is closed.
     Raises BundleError, DataError, and NoDevice and NothingKept for a device that was asked for.
     """
     bundle = None if options.bundle is None else Bundle.open(find_bundle(options.bundle))
@@ -156,23 +144,11 @@ def _judge(options: argparse.Namespace) -> Judge:
         raise DataError(f"the device keeps a model of {personal.bundle.manifest.name}: leave out --bundle")
     if enrolled:
         try:
-            return judge_of_task(connect(_EnrolledDevice(options.name, options.state)))
+            connection = connect(EnrolledDevice(options.name, options.state))
+            return Judge.of_offer(stack.enter_context(offered(connection)), connection.name)
         except (BrokerError, NotFetched, ModelError) as error:
             log.warning("the task that this device is enrolled for is not known: %s", error)
     return Judge(bundle or Bundle.open(find_bundle(USUAL)))
-
-
-@dataclass(frozen=True)
-class _EnrolledDevice:
-    """The device that connects as it is enrolled."""
-
-    name: str | None
-    state: Path | None
-    broker: str | None = None
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-    insecure: bool = False
 
 
 def _kept_model(options: argparse.Namespace, enrolled: bool) -> PersonalModel | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,12 +28,16 @@ from device_runtime.user_account import NoHome, state_folder
 from .policy_options import helpers
 
 if TYPE_CHECKING:
-    from device_runtime.aggregator.tasks.task import Task
     from device_runtime.broker.wire.messages import Masks
     from device_runtime.device.selection.choose import Candidate, UpdateChoice
     from device_runtime.models.bundles.bundle import Bundle
-    from device_runtime.models.bundles.manifest import Manifest
     from device_runtime.profiles import Cost, DeviceProfile, Workload
+
+    from .planned_task import PlannedTask
+
+log = logging.getLogger(__name__)
+
+USUAL = "digits-wrn-10-1"
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,16 @@ class ExplainRow:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plugins(parser)
-    parser.add_argument("--bundle", default="digits-wrn-10-1", help="Plan for the task of this bundle.")
     parser.add_argument(
-        "--deadline", type=positive, default=60.0, metavar="S", help="Plan for a round of this many seconds."
+        "--bundle",
+        help="Plan for the task of this bundle (default: the task that this device is enrolled for, else the "
+        "digits).",
+    )
+    parser.add_argument(
+        "--deadline",
+        type=positive,
+        metavar="S",
+        help="Plan for a round of this many seconds (default: as the task has it, else 60).",
     )
     parser.add_argument(
         "--data", type=Path, help="Plan for this local data; or say how much there is by --samples."
@@ -92,27 +105,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="Plan for this board by its shipped profile, as simulations do; nothing is measured.",
     )
-    parser.add_argument("--state", type=Path, help="Tell the rules of the device in this folder, too.")
+    parser.add_argument("--name", help="Plan for the task that the device of this name is enrolled for.")
+    parser.add_argument("--state", type=Path, help="Plan for the device of this folder, and by its rules.")
     add_format(parser)
     add_engine(parser)
     add_emulation(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from tabulate import tabulate
-
     if options.data and options.samples:
         raise DataError("--data has its own number of samples: omit --samples")
     load_plugins(options)
+    with ExitStack() as stack:
+        bundle, planned = _task(options, stack)
+        _explain(options, bundle, planned)
+    return 0
+
+
+def _explain(options: argparse.Namespace, bundle: Bundle, planned: PlannedTask) -> None:
+    """Print what each kind of the task would cost here, and which is chosen."""
+    from tabulate import tabulate
+
     from device_runtime.device.doctor.installation import rules
-    from device_runtime.models.bundles.bundle import Bundle, find_bundle
 
     from . import profile as profile_command
 
-    bundle = Bundle.open(find_bundle(options.bundle))
     profile = _shipped(options) if options.board else profile_command.measure_profile(bundle, options)
     load = _workload(options, bundle)
-    planned = _task(options, bundle)
     plan = _plan(options, planned, profile, load)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
     if options.statistics:
@@ -120,12 +139,13 @@ def run(options: argparse.Namespace) -> int:
         rows = [replace(row, statistics=more) for row, more in zip(rows, added, strict=True)]
     if options.format == "json":
         print(as_json(rows))
-        return 0
-    print(f"{profile.name}, {load.samples} samples, deadline {options.deadline:g} s")
+        return
+    print(f"{profile.name}, {load.samples} samples, {planned.name}, deadline {planned.deadline_s:g} s")
     heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])
     print(tabulate([_cells(row, options.statistics) for row in rows], headers=heads, disable_numparse=True))
     print(plan.verdict)
     print(_rest(planned, plan), end="")
+    print(_counted(profile, plan))
     print(_revealed(rows))
     if not (options.emulated or options.board):
         try:
@@ -134,7 +154,48 @@ def run(options: argparse.Namespace) -> int:
             device_rules = []
         for finding in device_rules:
             print(f"{finding.what}: {finding.found}")
-    return 0
+
+
+def _task(options: argparse.Namespace, stack: ExitStack) -> tuple[Bundle, PlannedTask]:
+    """The task of the options, or else the one that the device is enrolled for, with its bundle.
+
+    What was fetched for it is there until `stack` is closed. Raises BundleError, KindError.
+    """
+    from device_runtime.broker.errors import BrokerError
+    from device_runtime.device.connection.connecting import connect, is_enrolled
+    from device_runtime.models.bundles.bundle import Bundle, find_bundle
+    from device_runtime.models.errors import ModelError
+
+    from .planned_task import EnrolledDevice, NotFetched, PlannedTask, TaskOptions, offered
+
+    own = not (options.bundle or options.kinds or options.codec or options.board or options.head != "auto")
+    if own and is_enrolled(options):
+        try:
+            task = stack.enter_context(offered(connect(EnrolledDevice(options.name, options.state))))
+            planned = PlannedTask.of_offer(task)
+            return task.bundle, replace(planned, deadline_s=options.deadline or planned.deadline_s)
+        except (BrokerError, NotFetched, ModelError) as error:
+            log.warning("the task that this device is enrolled for is not known: %s", error)
+    name = options.bundle or USUAL
+    bundle = Bundle.open(find_bundle(name))
+    of_task = TaskOptions(name, options.kinds or "", options.codec, options.head)
+    planned = PlannedTask.of_options(of_task, bundle)
+    return bundle, replace(planned, deadline_s=options.deadline or planned.deadline_s)
+
+
+def _counted(profile: DeviceProfile, plan: UpdateChoice) -> str:
+    """What is in the figures of the table, a line each."""
+    link, costs = profile.bandwidth, [candidate.cost for candidate in plan.candidates if candidate.cost]
+    shares = [cost.seconds - cost.compute_s for cost in costs]
+    transfer = f"{min(shares):.2f} to {max(shares):.2f} s" if shares else "nothing"
+    return (
+        f"Seconds are those of a first round: computing, and {transfer} of transfer by a link of "
+        f"{link.up / 1e6:.2g} MB/s up and {link.down / 1e6:.2g} down ({link.source}).\n"
+        "kB up count the update, its class statistics and the message around them, before TLS; kB down the "
+        "whole model.\nPeak MB are of the whole process. Joules are modelled: load while computing, rest "
+        "while transferring.\n`measure` runs the same updates here and puts what it measures beside the "
+        "computing, the peak and the bytes."
+    )
 
 
 def _plan(
@@ -148,7 +209,7 @@ def _plan(
     from device_runtime.device.selection.choose import choose
     from device_runtime.strategies.training.workload import workload
 
-    kinds, manifests = planned.task.preferred(1), planned.manifests
+    kinds, manifests = planned.kinds, planned.manifests
     if options.state and not options.state.is_dir():
         raise NoDevice(f"no device is in {options.state}")
     policy = work_gate.kept_policy(options.state) if options.state else None
@@ -158,39 +219,10 @@ def _plan(
         profile,
         kinds,
         {name: workload(manifest, load.class_counts) for name, manifest in manifests.items()},
-        options.deadline,
+        planned.deadline_s,
         lambda form: passed_over or allowed.bars(form),
         upload_terms=upload_terms(masks, kinds, manifests.__getitem__) if masks else None,
     )
-
-
-@dataclass(frozen=True)
-class PlannedTask:
-    """The task that is planned for, and the manifests by member of the models that it trains."""
-
-    task: Task
-    manifests: dict[str, Manifest]
-
-
-def _task(options: argparse.Namespace, bundle: Bundle) -> PlannedTask:
-    """Raises KindError for a task that cannot be."""
-    from device_runtime.aggregator.errors import TaskError
-    from device_runtime.aggregator.tasks import feasible
-    from device_runtime.aggregator.tasks.kind_settings import kinds_named
-    from device_runtime.aggregator.tasks.systems import with_codec
-    from device_runtime.aggregator.tasks.task import Task
-    from device_runtime.strategies.errors import KindError
-
-    try:
-        task = Task(bundle=options.bundle, head=options.head)
-        if options.kinds:
-            task = task.naming(kinds_named(listed(options.kinds)))
-        parts = {name: part.manifest for name, part in feasible.trained_parts(task, bundle).items()}
-        task = feasible.with_possible_head(feasible.with_members(task, tuple(parts)), bundle.manifest)
-        task = with_codec(task, options.codec) if options.codec else task
-    except TaskError as error:
-        raise KindError(str(error)) from None
-    return PlannedTask(task, {"": bundle.manifest, **parts})
 
 
 def _rest(planned: PlannedTask, plan: UpdateChoice) -> str:
@@ -198,7 +230,7 @@ def _rest(planned: PlannedTask, plan: UpdateChoice) -> str:
     from device_runtime.device.selection.resting import least_percent
 
     least, of_classes = least_percent(plan), not planned.manifests[""].target.why_not_by_class
-    if least == 100 or not of_classes or not planned.task.closed_form:
+    if least == 100 or not of_classes or not planned.closed_form:
         return ""
     return (
         'If the task has rest = "on", it rests in rounds that want nothing of its classes, and takes part in '

@@ -27,18 +27,26 @@ from device_runtime.cli.options import (
     positive,
 )
 from device_runtime.models.errors import DataError
+from device_runtime.strategies.errors import KindError
 
 from . import profile as profile_command
 
 if TYPE_CHECKING:
+    from device_runtime.broker.wire.messages import Kind
     from device_runtime.device.measurement.measure_one import MeasuredDevice, MeasuredFigures, MeasureOrder
     from device_runtime.device.measurement.measurement import MeasurementRow
+    from device_runtime.models.bundles.bundle import Bundle
     from device_runtime.profiles import Speed
 
 
 log = logging.getLogger(__name__)
 
 PICTURES = (".png", ".svg")
+COUNTED = """\
+Seconds and joules are of computing, without the transfer that `explain` adds. kB up count the update, its
+class statistics and the message around them, as `explain` does; kB down are predicted. Peak MB are of the
+whole process, which holds less at rest than that of `explain`."""
+"""What is in the figures of the table."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     idle_w = idle_watts(gauge.meter, options.idle, Time()) if gauge.meter and options.idle else nan
     device = _device(options, profile.speed, idle_w)
     runs = interleaved(
-        [_order(options, name, device) for name in names],
+        [_order(options, kind, device) for kind in _offered(options, names, bundle)],
         options.repeats,
         lambda order, run: log.info("%s: %s", order.kind, run.why or f"{run.seconds:.3f} s"),
     )
@@ -169,11 +177,32 @@ def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> Measure
     return MeasuredDevice(speed, settings, memory_bytes(options), emulated, options.meter, idle_w)
 
 
-def _order(options: argparse.Namespace, kind: str, device: MeasuredDevice) -> MeasureOrder:
+def _offered(options: argparse.Namespace, names: list[str], bundle: Bundle) -> list[Kind]:
+    """The kinds as the task of the options offers them, which `explain` plans for: with class statistics.
+
+    One that the task leaves out, as it cannot be done, is measured by itself, and says why it cannot.
+    """
+    from device_runtime.strategies.kinds import registry
+
+    from .planned_task import PlannedTask, TaskOptions
+
+    try:
+        planned = PlannedTask.of_options(
+            TaskOptions(options.bundle, options.kinds or "", options.codec), bundle
+        )
+        by_name = {kind.name: kind for kind in reversed(planned.kinds)}
+    except KindError as error:
+        log.info("measured without a task: %s", error)
+        by_name = {}
+    alone = {name: registry.make(name, registry.codec_setting(name, options.codec)) for name in names}
+    return [registry.write(by_name.get(name, alone[name])) for name in names]
+
+
+def _order(options: argparse.Namespace, kind: Kind, device: MeasuredDevice) -> MeasureOrder:
     from device_runtime.device.measurement.measure_one import MeasureOrder
 
     data = str(options.data.absolute()) if options.data else ""
-    return MeasureOrder(options.bundle, kind, options.codec, data, options.samples or DRAWN_SAMPLES, device)
+    return MeasureOrder(options.bundle, kind, data, options.samples or DRAWN_SAMPLES, device)
 
 
 def _text(report: MeasureReport) -> str:
@@ -191,4 +220,6 @@ def _text(report: MeasureReport) -> str:
     runs = max((kind.runs for kind in kinds), default=0)
     if runs > 1:
         lines.append(f"Medians of {runs} runs ± half the range.")
+    if kinds:
+        lines.append(COUNTED)
     return "\n".join(lines)

@@ -28,6 +28,7 @@ from device_runtime.models.data import SampleSource, Selection
 from device_runtime.models.data.report import lines
 from device_runtime.models.errors import ModelError
 
+from .planned_task import offered
 from .policy_options import RULES
 
 log = logging.getLogger(__name__)
@@ -41,11 +42,12 @@ def check_samples(connection: Connection, settings: Settings, held_out: float | 
 
     Returns False if there are some and none fits. A task that cannot be had now is no obstacle.
     """
-    from .data import judge_of_task
+    from .data import Judge
 
     try:
-        judge = judge_of_task(connection, settings.task)
-        summary = judge.report(SampleSource.of(settings.data), Selection(held_out))
+        with offered(connection, settings.task) as task:
+            judge = Judge.of_offer(task, connection.name)
+            summary = judge.report(SampleSource.of(settings.data), Selection(held_out))
     except UrlError:
         raise
     except (BrokerError, NotFetched, ModelError) as error:

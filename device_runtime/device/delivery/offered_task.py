@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +42,14 @@ class NotFetched(DeviceError):
 
 @dataclass(frozen=True)
 class OfferedTask:
-    """An offer, the bundle of its task, and the weights that it serves; None where these cannot be had."""
+    """An offer, the bundles of its task and, by name, of the other members of its family, and what it serves.
+
+    `weights`: None where these cannot be had.
+    """
 
     offer: Offer
     bundle: Bundle
+    family: Mapping[str, Bundle]
     weights: Tensors | None
 
 
@@ -98,14 +102,15 @@ class _Fetching:
         """The task of an offer. Raises NotFetched, BrokerError, ModelError."""
         self._complete(self._cache.missing_bundles(offer))
         bundle = self._cache.bundle(offer.bundle)
+        family = {member.name: self._cache.bundle(member.bundle) for member in offer.family}
         try:
             self._cache.take_parts(bundle, offer.base)
             self._complete(self._cache.missing(offer.base))
             weights = self._cache.base(offer.base, bundle.manifest)
         except (BlobError, ModelError, DeviceError) as error:
             log.info("the model that task %r serves was not fetched: %s", offer.task, error)
-            return OfferedTask(offer, bundle, None)
-        return OfferedTask(offer, bundle, weights)
+            return OfferedTask(offer, bundle, family, None)
+        return OfferedTask(offer, bundle, family, weights)
 
     def _complete(self, blobs: Iterable[Blob]) -> None:
         """Wait until all blobs are here. Raises NotFetched, BlobError."""

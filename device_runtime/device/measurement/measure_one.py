@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from device_runtime.broker.servers.dependent_process import end_when_alone
+from device_runtime.broker.wire.messages import Kind
 from device_runtime.device import energy as meters
 from device_runtime.device.energy import Account
 from device_runtime.device.engine.engine_guard import guard_engine, own_memory
@@ -65,14 +66,18 @@ class MeasuredDevice:
 
 @dataclass(frozen=True)
 class MeasureOrder:
-    """A kind and its codec to measure, on a bundle and samples (`data`, or so many random ones)."""
+    """A kind to measure, as a task offers it, on a bundle and samples (`data`, or so many random ones)."""
 
     bundle: str
-    kind: str
-    codec: str
+    offered: Kind
     data: str
     samples: int
     device: MeasuredDevice
+
+    @property
+    def kind(self) -> str:
+        """The kind's name."""
+        return self.offered.name
 
 
 @dataclass(frozen=True)
@@ -114,10 +119,7 @@ def run_order(order: MeasureOrder) -> MeasuredFigures:
     """Run the order once. Raises DataError, ModelError, KindError, MeterError."""
     device, bundle = order.device, Bundle.open(find_bundle(order.bundle))
     manifest, emulation = bundle.manifest, device.emulation
-    data, kind = (
-        samples(order, bundle),
-        registry.make(order.kind, registry.codec_setting(order.kind, order.codec)),
-    )
+    data, kind = samples(order, bundle), registry.read(order.offered)
     watch = guard_engine(emulation, device.memory_bytes)
     watch.run_bytes = device.engine.run_bytes
     model = open_model(bundle, device.engine, watch=watch)

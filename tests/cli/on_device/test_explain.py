@@ -6,7 +6,12 @@ import pytest
 
 from device_runtime.aggregator.tasks.feasible import trained_parts, with_members
 from device_runtime.aggregator.tasks.task import Task
+from device_runtime.broker.wire.blobs import blob_of
+from device_runtime.broker.wire.messages import Base, Offer
+from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.cli import main
+from device_runtime.device.connection.connecting import Connection
+from device_runtime.device.delivery.offered_task import OfferedTask
 from device_runtime.device.policy import work_gate
 from device_runtime.device.policy.rules import AllowList, Policy
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
@@ -82,3 +87,35 @@ def test_it_says_when_the_device_would_rest(capsys):
         assert lines == ([f"{says}, and takes part in {least} of them."] if least else [])
     assert main([*TASK, "--kinds", "class-means", "--head", "trained"]) == 0
     assert says not in capsys.readouterr().out
+
+
+def test_it_says_what_is_in_the_figures(capsys):
+    assert main([*TASK]) == 0
+    output = capsys.readouterr().out
+    assert "digits-wrn-10-1, deadline 60 s" in output
+    assert "kB up count the update, its class statistics and the message around them" in output
+    assert "of transfer by a link of " in output
+
+
+def test_the_task_of_a_device_is_planned_for_as_it_is_offered_with_its_deadline(
+    capsys, tmp_path, monkeypatch
+):
+    bundle = Bundle.open(shipped_folder("digits-wrn-10-1"))
+    blob = blob_of(b"")
+    offer = Offer(
+        task="lab", run="r", round=1, seed=1, deadline_s=33.0, remaining_s=9.0, bundle=blob,
+        base=Base(checkpoint=(blob,), sha=blob.sha), kinds=(registry.write(registry.make("few-shot")),),
+    )  # fmt: skip
+    task = OfferedTask(offer, bundle, {}, None)
+    monkeypatch.setattr("device_runtime.cli.on_device.planned_task.fetch", lambda *_: task)
+    monkeypatch.setattr("device_runtime.device.connection.connecting.is_enrolled", lambda _: True)
+    url = BrokerUrl.parse("mqtt://127.0.0.1")
+    monkeypatch.setattr(
+        "device_runtime.device.connection.connecting.connect", lambda _: Connection(url, "pi", tmp_path, "pi")
+    )
+    assert main(["explain", "--samples", "20"]) == 0
+    output = capsys.readouterr().out
+    assert "task 'lab' as it is offered, deadline 33 s" in output
+    assert "few-shot" in output and "zeroth-order" not in output
+    assert main(["explain", "--samples", "20", "--deadline", "44"]) == 0
+    assert "task 'lab' as it is offered, deadline 44 s" in capsys.readouterr().out

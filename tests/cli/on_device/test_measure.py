@@ -98,3 +98,18 @@ def test_a_plot_without_matplotlib_says_what_to_install(capsys, monkeypatch, tmp
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["measure", "--plot", str(tmp_path / "a.png")]) == 2
     assert "pip install 'device-runtime[simulation]'" in capsys.readouterr().err
+
+
+def test_it_runs_the_updates_that_explain_plans_for_and_both_count_the_same_bytes(capsys):
+    words = ("--samples", "100", "--kinds", "full,class-means")
+    assert main(["explain", *words, "--board", "pi-5", "--format", "json"]) == 0
+    plans = {row["kind"]: row["cost"] for row in json.loads(capsys.readouterr().out)}
+    measured = ("--repeats", "1", "--idle", "0", "--meter", "modelled", "--format", "json")
+    assert main(["measure", *words, *measured]) == 0
+    kinds = {row["kind"]: row for row in json.loads(capsys.readouterr().out)["kinds"]}
+    for name in ("full", "class-means"):
+        assert kinds[name]["predicted_bytes_up"] == plans[name]["bytes_up"]
+        assert kinds[name]["bytes_down"] == plans[name]["bytes_down"]
+        assert kinds[name]["bytes_up"] == pytest.approx(plans[name]["bytes_up"], rel=0.03)
+    statistics = 10 * (64 + 4 + 1) + 64 * 65  # at least: means of ten classes, second moments of features
+    assert kinds["class-means"]["bytes_up"] > statistics

@@ -1,7 +1,9 @@
 from math import isnan, nan
 
+import msgspec
 import pytest
 
+from device_runtime.broker.wire.messages import Kind
 from device_runtime.device.energy import MODELLED, MeterInfo, find_meter
 from device_runtime.device.energy.meter import CounterIntegral, PolledMeter
 from device_runtime.device.measurement import measurement as trials
@@ -31,7 +33,8 @@ STATUS = (
 
 
 def order(kind, bundle="digits-wrn-10-1", **device):
-    return MeasureOrder(bundle, kind, "", "", 30, MeasuredDevice(Speed(1e9), EngineSettings(), **device))
+    offered = Kind(kind, msgspec.Raw(msgspec.msgpack.encode({})))
+    return MeasureOrder(bundle, offered, "", 30, MeasuredDevice(Speed(1e9), EngineSettings(), **device))
 
 
 def figures(seconds, joules=4.0, **changes):
