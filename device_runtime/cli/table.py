@@ -135,6 +135,12 @@ COMMANDS = {
         "device-runtime backup runs/digits digits.tar",
         "aggregator",
     ),
+    "audit": Command(
+        OPERATOR,
+        "device_runtime.cli.operator.audit",
+        "Show what operators did to a run or an enrolment: when, who, from where, with which result.",
+        "device-runtime audit runs/digits enrolment",
+    ),
     "broker": Command(
         OPERATOR,
         "device_runtime.cli.operator.broker",

@@ -63,6 +63,7 @@ OPERATOR: dict[str, tuple[str, ...]] = {
     "serve far": ("serve", "--bundle", "digits-wrn-10-1", "--broker", NOT_REACHED, "--run-dir", "STATE/far"),
     "serve-init": ("serve-init", "STATE/site", "--name", "localhost", "--run-as", "root"),
     "models": ("models", "STATE/run"),
+    "audit": ("audit", "STATE/run", "STATE/broker"),
     "backup": ("backup", "STATE/run", "STATE/run.tar"),
     "mask-helper": ("mask-helper", NOT_REACHED, "--name", "club", "--print-key", "--state", "STATE/helper"),
     "new": ("new", "STATE/project"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+import pathlib
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, BinaryIO
 
 import msgspec
@@ -16,6 +17,8 @@ from device_runtime.aggregator.errors import DatabaseError, RollbackError, RunFo
 from device_runtime.aggregator.storage import run_files
 from device_runtime.aggregator.storage.model_versions import SERVED, check_rollback, versions_in
 from device_runtime.aggregator.storage.model_versions import Version as Made
+from device_runtime.broker.security import audit
+from device_runtime.broker.security.audit import AuditEntry, AuditError, Operator, recorded
 from device_runtime.broker.servers.places import Stage
 from device_runtime.broker.wire.messages import Status
 
@@ -45,10 +48,10 @@ Number = Annotated[int, Query(ge=0, lt=2**63)]
 
 
 class TokenGuard:
-    """Refuses requests without the token."""
+    """Refuses requests without the token. `name`: of its file, which names it in the audit log."""
 
-    def __init__(self, token: Token) -> None:
-        self._token = token
+    def __init__(self, token: Token, name: str = "") -> None:
+        self._token, self._name = token, name
 
     def __call__(self, request: Request, credentials: Credentials) -> None:
         """Raises HTTPException 401. A connection that shows the token keeps its place from then on."""
@@ -57,6 +60,10 @@ class TokenGuard:
             raise HTTPException(401, text, {"WWW-Authenticate": 'Bearer realm="device-runtime"'})
         if not self.open and (place := place_of(request.scope["state"])):
             place.enter(Stage.PROVEN)
+
+    def operator(self, request: Request) -> Operator:
+        """Who acts by this request, for the audit log."""
+        return Operator(f"token {self._name}".strip(), request.client.host if request.client else "")
 
     @property
     def open(self) -> bool:
@@ -71,7 +78,15 @@ class TokenGuard:
 class TaskRoutes:
     """The routes about tasks. When the service stops, it sets `closing`, which ends live views."""
 
-    def __init__(self, hosted: list[ServedTask], guard: TokenGuard, metrics: ProcessMetrics) -> None:
+    def __init__(
+        self,
+        hosted: list[ServedTask],
+        guard: TokenGuard,
+        metrics: ProcessMetrics,
+        audited: Sequence[pathlib.Path] = (),
+    ) -> None:
+        """`audited`: the folders whose audit logs are shown."""
+        self._audited = audited
         self._hosted = {service.task.name: service for service in hosted}
         self._guard = guard
         self._metrics = metrics
@@ -81,6 +96,7 @@ class TaskRoutes:
         self.router = router = APIRouter(dependencies=[Depends(guard)], responses=no_token)
         add, of_task = router.add_api_route, "/api/v1/tasks/{name}"
         add("/api/v1/tasks", self.tasks, summary="All tasks and their state")
+        add("/api/v1/audit", self.audit, summary="What operators did, the latest first")
         add(of_task, self.task, summary="One task and its state")
         add(f"{of_task}/rounds", self.rounds, summary="Closed rounds, with sums by kind of update")
         add(f"{of_task}/versions", self.versions, summary="The models that were served")
@@ -135,7 +151,13 @@ class TaskRoutes:
         except (RunFolderError, DatabaseError) as error:
             raise HTTPException(503, str(error)) from None
 
-    def rollback(self, name: Name, round: Number) -> RollbackAnswer:  # noqa: A002 - its name in the URL
+    def audit(self, limit: Limit = 100) -> list[AuditEntry]:
+        try:
+            return audit.entries(self._audited)[:limit]
+        except AuditError as error:
+            raise HTTPException(503, str(error)) from None
+
+    def rollback(self, name: Name, round: Number, request: Request) -> RollbackAnswer:  # noqa: A002 - its name in the URL
         hosted = self._of(name)
         if self._guard.open:
             raise HTTPException(403, "a rollback needs a token: set http.token_file")
@@ -144,11 +166,12 @@ class TaskRoutes:
                 409, f"the task is done: device-runtime models {hosted.folder} --rollback {round}"
             )
         try:
-            check_rollback(hosted.folder, round, hosted.database)
-            run_files.request_rollback(hosted.folder, round)
+            with recorded(hosted.folder, self._guard.operator(request), "rollback", f"round {round}"):
+                check_rollback(hosted.folder, round, hosted.database)
+                run_files.request_rollback(hosted.folder, round)
         except RollbackError as error:
             raise HTTPException(409, str(error)) from None
-        except (RunFolderError, DatabaseError) as error:
+        except (RunFolderError, DatabaseError, AuditError) as error:
             raise HTTPException(503, str(error)) from None
         return RollbackAnswer(round)
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Query
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi import Path as InPath
 
 from device_runtime.aggregator.configuration.join_address import BrowserAccess
 from device_runtime.broker.errors import BrokerError
+from device_runtime.broker.security.audit import recorded
 from device_runtime.broker.servers import one_time_links as links
 from device_runtime.broker.servers import register
 from device_runtime.broker.servers.broker_folder import BrokerFolder
@@ -114,21 +115,23 @@ class InvitationRoutes:
         makes = browser_access.writable and not self._guard.open
         return Invitations(self.page, makes=makes, links=[_invitation(link, now) for link in recent_links])
 
-    def make(self, device: Device = "", minutes: Minutes = None) -> NewLink:
+    def make(self, request: Request, device: Device = "", minutes: Minutes = None) -> NewLink:
         site, browser_access = self._site(), self._browser_access
         lasts_s = 60 * minutes if minutes else browser_access.link_s if browser_access else 0
         now = self._clock()
         try:
-            link, secret = links.make(site, now, lasts_s, device)
+            with recorded(site.folder, self._guard.operator(request), "make a link", device or "a browser"):
+                link, secret = links.make(site, now, lasts_s, device)
         except (BrokerError, TopicError) as error:
             raise HTTPException(409, str(error)) from None
         url = links.address(self.page, secret)
         return NewLink(_invitation(link, now), url, rows_of(url))
 
-    def revoke(self, name: Annotated[str, InPath(max_length=64)]) -> Invitation:
+    def revoke(self, name: Annotated[str, InPath(max_length=64)], request: Request) -> Invitation:
         site, now = self._site(), self._clock()
         try:
-            link = links.revoke(site, name, now)
+            with recorded(site.folder, self._guard.operator(request), "revoke", name):
+                link = links.revoke(site, name, now)
         except BrokerError as error:
             raise HTTPException(409, str(error)) from None
         try:

@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,8 +54,11 @@ class HttpServer:
         hosted: list[ServedTask],
         browser_access: BrowserAccess | None = None,
         shares: Shares | None = None,
+        audited: Sequence[Path] = (),
     ) -> None:
         """`browser_access`: how browsers join; None if they may not. `shares`: limits on connections.
+
+        `audited`: the folders whose audit logs are shown.
 
         Raises MissingExtra if browsers may join and the join page is not installed.
         """
@@ -64,8 +67,8 @@ class HttpServer:
         self._metrics = ProcessMetrics(settings.cert)
         self._counted = {name: self._metrics.observe(service) for name, service in self._hosted.items()}
         token, self._token_file = token_for(settings, hosted[0].folder)
-        guard = TokenGuard(token)
-        self._api = TaskRoutes(hosted, guard, self._metrics)
+        guard = TokenGuard(token, self._token_file.name if self._token_file else "")
+        self._api = TaskRoutes(hosted, guard, self._metrics, audited)
         routers = [self._api.router, InvitationRoutes(browser_access, guard, lambda: self.url).router]
         if browser_access:
             routers.append(JoinRoutes(browser_access, JoinFiles.of(browser_access.broker), hosted).router)

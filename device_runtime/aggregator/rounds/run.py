@@ -34,6 +34,7 @@ from device_runtime.aggregator.storage.run_files import (
     SITE_ROLLBACK_TEXT,
     GivenRound,
     GivenRoundStore,
+    begun_without_evaluation,
     check_identity,
 )
 from device_runtime.aggregator.storage.store import (
@@ -171,7 +172,8 @@ class OpenRun:
         for why in without_effect(task, main.manifest):
             log.warning("%s", why)
         task = with_possible_head(task, main.manifest)
-        self.task = task if given else with_test_samples(task)
+        measured = bool(task.eval_data) and not begun_without_evaluation(folder)
+        self.task = task if given or measured else with_test_samples(task)
         check_kinds(self.task, main.manifest, {name: bundle.manifest for name, bundle in family.items()})
         self.evaluator = Evaluator(main, task.eval_data, task.metrics)
         generic = samples(task.generic, main, "generic set") if task.generic else None

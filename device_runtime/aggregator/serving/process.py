@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from importlib.metadata import version
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ from device_runtime.aggregator.storage.run_files import Records
 from device_runtime.aggregator.tasks.closing import FullBuffer
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.aggregator.views.console_log import ConsoleLog, ConsoleView
+from device_runtime.broker.security import audit
 from device_runtime.broker.servers.mosquitto import Mosquitto
 from device_runtime.broker.servers.server import RunningBroker
 from device_runtime.broker.wire import topics
@@ -87,6 +89,7 @@ class Process:
         self.ready = threading.Event()
         self.url = self.http_url = ""
         self._stop = threading.Event()
+        self._open_folders: list[Path] = []
         self._tasks = [TaskThread(task, self._stop) for task in tasks]
         parent = server.run_dir or Path("runs")
         alone = server.run_dir is not None and len(tasks) == 1
@@ -171,6 +174,8 @@ class Process:
         on_terminal = sys.stdout.isatty() and not (self._structured or self._quiet)
         reader = Reader(time.time(), terminal=True) if on_terminal else None
         self._say(join_address.join_text(access, http.url, reader))
+        if reader and access.writable and access.site:
+            audit.note(access.site.folder, audit.this_user(), "make a link", "a browser, shown at the start")
 
     def _open(
         self, url: BrokerUrl, link: Link, observing: tuple[Sequence[ConsoleView], HttpServer | None]
@@ -197,6 +202,8 @@ class Process:
                 backlog=link.waiting_bytes,
             )
             thread.open(partial(Service, thread.task, folder, ports))
+            audit.note(folder, audit.this_user(), "start", f"device-runtime {version('device-runtime')}")
+            self._open_folders.append(folder)
             keep_port(folder, url)
 
     def _order(self, url: BrokerUrl) -> WorkerOrder:
@@ -211,6 +218,10 @@ class Process:
         for thread in self._tasks:
             with suppress(Exception):
                 thread.end()
+        for thread, folder in zip(self._tasks, self._open_folders):  # noqa: B905 - the others never opened
+            where = "after its last round" if thread.ended.done else f"in round {thread.ended.round}"
+            audit.note(folder, audit.this_user(), "stop", where)
+        self._open_folders.clear()
 
     def _leave(self, link: Link) -> None:
         """Closes the link, and clears the retained offer of each task that is done or abandoned."""
@@ -251,7 +262,9 @@ class Process:
             ServedTask(thread.task, folder, link, thread.loop_clock, database=database)
             for thread, folder in zip(self._tasks, self.folders, strict=True)
         ]
-        http = HttpServer(self._server.http, hosted, self._browser_access)
+        enrolment = self._server.broker.enrolment
+        audited = (*self.folders, enrolment) if enrolment else tuple(self.folders)
+        http = HttpServer(self._server.http, hosted, self._browser_access, audited=audited)
         try:
             yield http
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import os
 import secrets
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.aggregator.errors import RunFolderError
+from device_runtime.aggregator.errors import RunFolderError, TaskError
 from device_runtime.aggregator.machine.run_events import (
     ContributionRecord,
     RoundClosed,
@@ -23,12 +24,17 @@ from device_runtime.aggregator.machine.run_events import (
 )
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task, decode
+from device_runtime.broker.security.audit import note, this_user
 from device_runtime.broker.wire.durable_files import locked_folder, names_file, private_opener, replace_file
 from device_runtime.broker.wire.messages import Base, Shortages, Step
 
 from .store import Identity, Store
 
+log = logging.getLogger(__name__)
+
 SHA_BYTES = 32
+TASK_FILE = "task.json"
+"""File in the run folder: the task, with the number of rounds that it has now."""
 Record = RoundRecord | ContributionRecord
 
 
@@ -107,8 +113,9 @@ def _line(cells: Sequence[object]) -> str:
 def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[str, bool]:
     """Checks that a run folder belongs to this task; returns the run's name and whether it is resumed.
 
-    A new folder becomes this task's, and a run that is to have more rounds gets them. `shas`: sha256 of the
-    main model's bundle and of the smaller ones', in the task's order. Raises RunFolderError for the folder of
+    A new folder becomes this task's. A run that is to have more rounds gets them, and one that was begun
+    without evaluation data may have any; its stored task stays without. `shas`: sha256 of the main model's
+    bundle and of the smaller ones', in the task's order. Raises RunFolderError for the folder of
     another task, or of a run with other models.
     """
     identity = Identity(task.json(), secrets.token_hex(4), b"".join(shas))
@@ -120,12 +127,16 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
     begun = decode(stored.task)  # settings that are newer than the run have their defaults
     if task.statistics.hold_out is None and begun.statistics.hold_out == 0:  # its default before 0.2
         begun = msgspec.structs.replace(begun, statistics=replace(begun.statistics, hold_out=None))
-    same = begun.json() == identity.task
+    task = decode(task.json())
+    added = task.eval_data if not begun.eval_data else None
+    if added:
+        task = msgspec.structs.replace(task, eval_data=None)
+    changed = ", ".join(_differences(begun, task))
+    same = begun.json() == task.json()
     if not same and not _is_longer(begun, task):
-        changed = ", ".join(_differences(begun, decode(identity.task)))
         raise RunFolderError(
             f"run folder {store.folder} belongs to another task ({changed}): give another --run-dir, "
-            "or the settings it was begun with"
+            "or the settings it was begun with; rounds can be added, and eval_data to a run without"
         )
     begun_with = (stored.bundles[at : at + SHA_BYTES] for at in range(0, len(identity.bundles), SHA_BYTES))
     for path, old, new in zip((task.bundle, *task.family), begun_with, shas, strict=True):
@@ -134,14 +145,27 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
                 f"run folder {store.folder} was begun with another bundle {path} "
                 f"({old.hex()[:8]}, now {new.hex()[:8]}): give another --run-dir"
             )
+    if added:
+        log.info("the run was begun without eval_data: from now on its models are measured on %s", added)
+        note(store.folder, this_user(), "add eval_data", added)
     if not same:
-        store.change_task(identity.task)
-        _write_task(store, identity.task)
+        log.info("the run goes on with other settings: %s", changed)
+        note(store.folder, this_user(), "change settings", changed)
+        store.change_task(task.json())
+        _write_task(store, task.json())
     return stored.run, True
 
 
 def _write_task(store: Store, task: bytes) -> None:
-    replace_file(store.folder / "task.json", task + b"\n")
+    replace_file(store.folder / TASK_FILE, task + b"\n")
+
+
+def begun_without_evaluation(folder: Path) -> bool:
+    """Whether a run is in the folder that was begun without evaluation data."""
+    try:
+        return decode((folder / TASK_FILE).read_bytes()).eval_data is None
+    except (OSError, TaskError):
+        return False
 
 
 def _is_longer(begun: Task, task: Task) -> bool:

@@ -175,8 +175,8 @@ def with_possible_head(task: Task, manifest: Manifest) -> Task:
 
 
 def with_test_samples(task: Task) -> Task:
-    """The task, with a share of devices' samples held out where nothing else measures the model."""
-    if not task.closed_form or task.eval_data or task.statistics.hold_out is not None:
+    """The task, with a share of devices' samples held out; for a run that was begun without other data."""
+    if not task.closed_form or task.statistics.hold_out is not None:
         return task
     return msgspec.structs.replace(task, statistics=replace(task.statistics, hold_out=HOLD_OUT))
 

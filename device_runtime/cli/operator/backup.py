@@ -7,6 +7,7 @@ from pathlib import Path
 
 from device_runtime.aggregator.errors import AggregatorError
 from device_runtime.aggregator.views.console_log import size
+from device_runtime.broker.security.audit import note, this_user
 
 ERRORS = (AggregatorError,)
 
@@ -22,6 +23,7 @@ def run(options: argparse.Namespace) -> int:
     from device_runtime.aggregator.storage.backup import back_up
 
     written = back_up(options.run_dir, options.archive)
+    note(options.run_dir, this_user(), "backup", str(options.archive))
     name = options.run_dir.resolve().name
     print(f"{options.archive}: {size(written)}; to restore: tar -xf {options.archive} -C DIR, then")
     print(f"device-runtime serve with the same task and --run-dir DIR/{name}")

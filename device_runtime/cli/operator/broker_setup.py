@@ -10,6 +10,7 @@ import shlex
 from datetime import datetime, timezone
 from pathlib import Path
 
+from device_runtime.broker.security.audit import recorded, this_user
 from device_runtime.broker.security.signing import fingerprint
 from device_runtime.broker.servers import register
 from device_runtime.broker.servers.broker_folder import (
@@ -108,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
         raise SetupError(f"--days {args.days}: expected 1 to {CA_DAYS}")
     if args.action == "renew":
         opened = BrokerFolder(args.folder)
-        until = renew(opened, now, args.days)
+        with recorded(opened.folder, this_user(), "renew", f"certificate, for {args.days} days"):
+            until = renew(opened, now, args.days)
         print(f"the certificate of {opened.site.names[0]} is valid until {until:%Y-%m-%d}")
         print(register.reload_mosquitto(opened).text)
         return 0
@@ -146,7 +148,8 @@ def _user() -> str:
 
 def _rotate_key(opened: BrokerFolder, now: int) -> int:
     before = fingerprint(opened.signer.public)
-    new = fingerprint(rotate_key(opened, now).public)
+    with recorded(opened.folder, this_user(), "rotate-key", f"from {before}"):
+        new = fingerprint(rotate_key(opened, now).public)
     print(f"The aggregator's key is {new}. Before it was {before}, which has signed the new one.")
     print(
         "Restart `serve`: until then it signs by the old one. Where it is on another machine, copy "
@@ -163,7 +166,8 @@ def _upgrade(opened: BrokerFolder) -> int:
     """Update the folder. Mosquitto reads its access list at a signal, its configuration only at its start."""
     from device_runtime.broker.servers.production import upgrade
 
-    changed = upgrade(opened)
+    with recorded(opened.folder, this_user(), "upgrade", "access list and configuration"):
+        changed = upgrade(opened)
     if not changed:
         print(f"{opened.folder} is as this version writes it")
         return 0

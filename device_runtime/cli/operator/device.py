@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from device_runtime.broker.security.audit import recorded, this_user
 from device_runtime.broker.servers import one_time_links as links
 from device_runtime.broker.servers import register
 from device_runtime.broker.servers.broker_folder import BrokerFolder
@@ -65,8 +66,11 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "link":
         return _link(opened, now.timestamp(), options)
     if options.action == "revoke":
-        return _revoke(opened, options.name, now)
-    enrolment = register.add(opened, options.name, now, options.websockets, options.again)
+        with recorded(opened.folder, this_user(), "revoke", options.name):
+            return _revoke(opened, options.name, now)
+    again = ", a new token" if options.again else ""
+    with recorded(opened.folder, this_user(), "enrol", options.name + again):
+        enrolment = register.add(opened, options.name, now, options.websockets, options.again)
     line = f"device-runtime join --enrol {enrolment.token}"
     reload = register.reload_mosquitto(opened)
     _say(f"{options.name} is enrolled at {enrolment.url}; {reload.text}")
@@ -123,7 +127,8 @@ def _link(opened: BrokerFolder, now: float, options: argparse.Namespace) -> int:
         raise links.LinkError(f"--page {page}: expected a URL, as https://example.org/")
     if options.minutes <= 0:
         raise links.LinkError(f"--minutes {options.minutes:g}: expected more than 0")
-    link, secret = links.make(opened, now, 60 * options.minutes, options.name)
+    with recorded(opened.folder, this_user(), "make a link", options.name or "a browser"):
+        link, secret = links.make(opened, now, 60 * options.minutes, options.name)
     address = links.address(page, secret)
     _say(f"Link {link.id} is good for one browser, for {options.minutes:g} minutes.")
     print(address, flush=True)

@@ -16,6 +16,7 @@ from device_runtime.aggregator.storage import run_files
 from device_runtime.aggregator.storage.database import has_run
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.views.console_log import number, size
+from device_runtime.broker.security.audit import recorded, this_user
 from device_runtime.broker.wire.durable_files import replace_file
 from device_runtime.cli.options import add_format, as_json
 from device_runtime.models.bundles.targets import ACCURACY, metric_text
@@ -49,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
     if not has_run(folder):
         raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
     if options.rollback is not None:
-        print(_roll_back(folder, options.rollback))
+        with recorded(folder, this_user(), "rollback", f"round {options.rollback}"):
+            text = _roll_back(folder, options.rollback)
+        print(text)
         return 0
     if options.export_onnx is not None:
         print(_exported(folder, options.export_onnx))

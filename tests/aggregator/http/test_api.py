@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
 
-from fastapi import HTTPException
+from fastapi import HTTPException, Request
 
 from device_runtime.aggregator.http.api import TaskRoutes, TokenGuard
 from device_runtime.aggregator.http.metrics import ProcessMetrics
@@ -21,6 +21,9 @@ from device_runtime.aggregator.tasks.task import Task
 class Broker:
     bytes_up = bytes_down = 0
     connected = True
+
+
+REQUEST = Request({"type": "http", "client": ("192.0.2.7", 5000)})
 
 
 @pytest.fixture
@@ -49,13 +52,13 @@ def test_versions_are_read_as_the_service_s_own_settings_say(api, postgres):
     with_settings = api(postgres.url)
     assert with_settings.versions("digits") == []
     with pytest.raises(HTTPException, match="no model of round 1 is kept") as none:
-        with_settings.rollback("digits", 1)
+        with_settings.rollback("digits", 1, REQUEST)
     assert none.value.status_code == 409
 
 
 def test_a_database_that_does_not_answer_is_said(api):
     without = api("")
-    for call in (lambda: without.versions("digits"), lambda: without.rollback("digits", 1)):
+    for call in (lambda: without.versions("digits"), lambda: without.rollback("digits", 1, REQUEST)):
         with pytest.raises(HTTPException, match="PostgreSQL at 127.0.0.1:.* no password supplied") as caught:
             call()
         assert caught.value.status_code == 503

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from device_runtime.aggregator.http.join import NEEDED, WEB
+from device_runtime.broker.security.audit import AUDIT, entries
 from device_runtime.broker.security.signing import DeviceSigner
 from device_runtime.broker.servers import mosquitto, register
 from device_runtime.broker.servers import one_time_links as link_book
@@ -117,6 +118,15 @@ def test_a_link_is_made_shown_as_a_qr_code_used_and_revoked(visit, house, tmp_pa
     page.click("#invite-table tr:has-text('kitchen') button")
     page.wait_for_selector("#invite-table tr:has-text('kitchen') .tag.revoked")
     assert [entry.revoked != "" for entry in register.entries(opened)] == [True]
+    refused, kitchen = [entry for entry in entries([opened.folder]) if entry.action == "make a link"]
+    assert (kitchen.user, kitchen.address, kitchen.subject, kitchen.result) == (
+        "token http-token",
+        "127.0.0.1",
+        "kitchen",
+        "done",
+    )
+    assert "give another name" in refused.result
+    assert "#link=" not in (opened.folder / AUDIT).read_text()
     assert page.wrong == []
 
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import shutil
+from math import isnan
 from types import SimpleNamespace
 
 import msgspec
@@ -29,6 +30,7 @@ from device_runtime.aggregator.tasks.closing import AllDevices
 from device_runtime.aggregator.tasks.kind_settings import KindSettings
 from device_runtime.aggregator.views.text import LIMIT
 from device_runtime.broker.errors import BlobError
+from device_runtime.broker.security.audit import entries
 from device_runtime.broker.wire import messages, topics
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.blobs import block_count
@@ -813,6 +815,43 @@ def test_a_run_that_is_done_goes_on_when_it_is_given_more_rounds(bench, make_tas
         b.service.close()
         with pytest.raises(RunFolderError, match=f"another task .*{says}"):
             OpenRun(msgspec.structs.replace(b.task, **changed), b.folder, database=b.database)
+
+
+def test_evaluation_data_are_added_to_a_run_that_exists_and_what_devices_hold_out_stays(
+    bench, make_task, update_of, digits_in, tmp_path, caplog
+):
+    b = bench(make_task("few-shot", "class-means", rounds=1, min_devices=1))
+    held_out = b.service.rounds.task.statistics.hold_out
+    b.join("pi-01")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    assert isnan(b.store.rounds.closed()[0].record.eval_acc)
+    run, begun = b.service.run_id, b.task
+    test = digits_in(tmp_path / "test.npz")
+    b.task = msgspec.structs.replace(b.task, rounds=2, eval_data=str(test))
+    with caplog.at_level("INFO"):
+        b = b.restart()
+    assert f"its models are measured on {test}" in caplog.text
+    assert "other settings: rounds 1, now 2" in caplog.text
+    assert (b.service.run_id, b.service.rounds.task.statistics.hold_out) == (run, held_out)
+    b.join("pi-01")
+    b.wait(2.0)
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot"), number=2))
+    accuracies = [closed.record.eval_acc for closed in b.store.rounds.closed()]
+    assert (isnan(accuracies[0]), 0 <= accuracies[1] <= 1) == (True, True)
+    audited = [(entry.action, entry.subject) for entry in reversed(entries([b.folder]))]
+    assert audited == [("add eval_data", str(test)), ("change settings", "rounds 1, now 2")]
+    b.task = msgspec.structs.replace(begun, rounds=2)
+    assert b.restart().service.run_id == run  # without them again
+
+
+def test_evaluation_data_of_a_run_are_not_exchanged(bench, make_task, digits_in, tmp_path):
+    b = bench(make_task("few-shot", eval_data=str(digits_in(tmp_path / "test.npz"))))
+    b.service.close()
+    for other in (None, str(digits_in(tmp_path / "other.npz"))):
+        with pytest.raises(
+            RunFolderError, match=r"another task \(eval_data .*rounds can be added, and eval_data"
+        ):
+            OpenRun(msgspec.structs.replace(b.task, eval_data=other), b.folder, database=b.database)
 
 
 def test_after_a_restart_a_round_waits_for_those_that_were_in_it_however_long_they_take(

@@ -15,6 +15,7 @@ import pytest
 
 from device_runtime.aggregator.configuration import config
 from device_runtime.aggregator.tasks import task as tasks
+from device_runtime.broker.security.audit import entries
 from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.servers.broker_folder import SetupError
 from device_runtime.broker.servers.production import AuthorityError
@@ -204,6 +205,8 @@ def test_devices_join_over_tls_what_is_watched_is_exported_and_a_backup_is_made(
             assert (done.returncode, done.stderr) == (0, "")
             service.terminate()
             assert service.wait(PATIENCE_S) == 0, log.read_text()
+    actions = [[entry.action for entry in reversed(entries([site / name]))] for name in ("run", "enrolment")]
+    assert actions == [["start", "backup", "stop"], ["enrol", "enrol"]]
     assert 'device_runtime_rounds_closed_total{task="digits"} 1.0' in text
     watched = [site / "alerts.yml", site / "grafana" / "device-runtime.json"]
     names = {name for path in watched for name in re.findall(r"device_runtime_\w+", path.read_text())}
