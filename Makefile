@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint compiled slow web clean
+.PHONY: help demo check test lint compiled slow web docs clean
 
 help:
 	@echo "make demo   eight device processes, a real MQTT broker, real handwritten digits: about two minutes"
@@ -21,6 +21,7 @@ help:
 	@echo "make test   lint, types, layers and all tests but the slow ones, $(WORKERS) at a time (WORKERS=0: one by one)"
 	@echo "make web    the libraries of the page by which browsers join, from npm (Node.js 20 or newer)"
 	@echo "make slow   the slow tests: many repeats, real data of ../shared/data where it is there"
+	@echo "make docs   the site of docs/, into site/: python3 -m http.server --directory site shows it"
 	@echo "make clean  remove the environment and what was run"
 
 $(BIN)/python:
@@ -77,12 +78,22 @@ compiled: $(VENV)/.dev
 	@$(PYTEST) --collect-only -qq > /dev/null || true
 
 $(VENV)/.slow: $(VENV)/.dev
-	@$(PIP) -e '.[mutation,ray]'
+	@$(PIP) -e '.[docs,mutation,ray]'
 	@touch $@
 
 slow: $(VENV)/.slow compiled web
 	@echo "== running the slow tests"
 	@$(PYTEST) -m slow -n $(WORKERS)
 
+$(VENV)/.docs: $(VENV)/.demo
+	@echo "== installing what makes the site"
+	@$(PIP) -e '.[docs]'
+	@touch $@
+
+# Strict: a broken link, a missing anchor or a page that the navigation lacks is an error.
+docs: $(VENV)/.docs
+	@echo "== building the site into site/"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info web/node_modules web/vendor
+	rm -rf $(VENV) runs site build dist *.egg-info web/node_modules web/vendor

@@ -18,8 +18,9 @@ PAGES = sorted(
     for place in (
         ".",
         "docs",
-        "docs/notes",
-        "docs/results",
+        "docs/tutorials",
+        "laboratory/notes",
+        "laboratory/results",
         "broker",
         "models/bundles",
         "examples/new",
@@ -49,6 +50,8 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
+        if target.parent == ROOT / "docs" / "reference":  # made, and checked, with the site
+            continue
         if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
             wrong.append(link)
     assert not wrong

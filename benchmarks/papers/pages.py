@@ -20,7 +20,7 @@ from .outcome import TableOutcome
 
 INDEX = "README.md"
 PICTURES = "pictures"
-FOLDER = Path("docs/results")
+FOLDER = Path("laboratory/results")
 TOO_FEW = "too few seeds"
 VERDICTS = ("holds", "fails", "not shown", "at chance", TOO_FEW, "not run")
 _SECTION = re.compile(r"<!-- (\S+ \S+) -->\n(.*?)<!-- /\1 -->\n", re.S)
