@@ -66,7 +66,8 @@ def no_such_key(place: str, keys: Iterable[str], below: Iterable[str] = ()) -> s
 
     names = tuple(keys)
     nearest = {path.rpartition(".")[2]: path for path in (*below, *names)}
-    near = get_close_matches(place.rpartition(".")[2], nearest, n=1)
+    key = place.rpartition(".")[2]
+    near = get_close_matches(key, nearest, n=1) or [name for name in nearest if name.startswith(f"{key}_")]
     hint = f"; did you mean {nearest[near[0]]}?" if near else ""
     return f"{place}: there is no such key; there are {', '.join(names)}{hint}"
 

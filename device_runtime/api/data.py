@@ -273,8 +273,8 @@ def frame(
 
     >>> import pandas as pd
     >>> houses = pd.DataFrame({"rooms": [2, 5], "price": [130.0, 250.0], "city": ["Graz", "Linz"]})
-    >>> frame(houses, label_column="price", client_column="city", partition="natural").source
-    'table'
+    >>> frame(houses, label_column="price", client_column="city").partition
+    'natural'
     """
     columns = _columns(label_column, feature_columns, client_column) | {"text_column": text_column}
     paths = {"path": _kept_frame(data)} | ({} if test is None else {"test_path": _kept_frame(test)})

@@ -68,5 +68,9 @@ def test_settings_of_a_part_of_a_file_are_said_with_the_key_of_the_part():
     assert refusal({"prot": 1}, "a.b").startswith("a.b.prot: ")
 
 
+def test_a_key_that_begins_another_suggests_it():
+    assert no_such_key("label", ("path", "label_column")).endswith("; did you mean label_column?")
+
+
 def test_a_key_like_none_has_no_suggestion():
     assert no_such_key("quux", ("host", "port")) == "quux: there is no such key; there are host, port"

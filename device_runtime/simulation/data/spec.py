@@ -121,7 +121,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     generic_samples: Annotated[int, msgspec.Meta(ge=0)] = 0  # held out of training, on no device
     generic_classes: Annotated[int, msgspec.Meta(ge=0)] = 0  # classes of these, drawn by the seed; 0: all
 
-    partition: str = "dirichlet"  # one of PARTITIONS
+    partition: str = ""  # one of PARTITIONS; "": natural where client_column is set, else dirichlet
     alpha: Positive = 0.3  # of the partitions named dirichlet
     classes_per_client: Count = 2  # for classes; the shards of each client, for shards
     groups_per_client: Annotated[int, msgspec.Meta(ge=0)] = 0  # for natural; 0: all groups are given out
@@ -147,6 +147,8 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     client_column: str = ""  # of tables, or an array of npz: whose each sample is; "" is found by its name
 
     def __post_init__(self) -> None:
+        if not self.partition:
+            msgspec.structs.force_setattr(self, "partition", "natural" if self.client_column else "dirichlet")
         if self.source not in SOURCES:
             raise ValueError(f"source is {self.source!r}, expected one of {', '.join(SOURCES)}")
         if self.path and self.source == "digits":

@@ -118,7 +118,9 @@ def test_a_column_of_a_table_says_whose_recording_a_row_is_of(tmp_path, of_life,
 
 
 def test_clients_of_recordings_matter_to_every_partition():
-    recorded = DataSpec(source="recordings", path="a.csv", client_column="engine")
+    assert DataSpec(source="table", path="a.csv", client_column="engine").partition == "natural"
+    assert DataSpec(source="table", path="a.csv").partition == "dirichlet"
+    recorded = DataSpec(source="recordings", path="a.csv", client_column="engine", partition="iid")
     assert recorded.without_effect == ()
     assert (
         "client_column has no effect" in msgspec.structs.replace(recorded, source="table").without_effect[0]
