@@ -125,9 +125,11 @@ def tables_named(names: Iterable[str], tables: object) -> list[Mapping[str, Any]
 def with_usual(tables: object) -> object:
     """Adds the usual settings of mixed rounds to the `[[kinds]]` tables of a file, which override them.
 
-    A kind that is alone in its rounds gets none. Anything but a list of tables with names is returned as it
-    is, for the error that its conversion raises.
+    A text in the list is the name of a kind without own settings. A kind that is alone in its rounds gets
+    none of the usual ones. Anything else is returned as it is, for the error that its conversion raises.
     """
+    if isinstance(tables, list):
+        tables = [{"name": each} if isinstance(each, str) else each for each in tables]
     if not isinstance(tables, list) or not all(map(_is_kind, tables)):
         return tables
     return [
