@@ -193,7 +193,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     seed: Annotated[int, Setting("Draw what is random by this seed.", 7, at_least=0)] = 0
     kinds: Annotated[
         tuple[KindSettings, ...],
-        Setting("Kinds of update offered, the preferred first: names or [[kinds]] tables.", ({"name": "full"},)),
+        Setting(
+            "Kinds of update offered, the preferred first: names or [[kinds]] tables.", ({"name": "full"},)
+        ),
     ] = msgspec.field(default_factory=_default_kinds)
     order: Annotated[
         Order,

@@ -143,7 +143,8 @@ def test_kinds_that_share_no_round_have_the_settings_of_their_papers(tmp_path):
 
 def test_kinds_of_a_task_file_may_be_names(tmp_path):
     file = tmp_path / "digits.toml"
-    file.write_text('bundle = "b"\nkinds = ["full", { name = "few-shot", settings = { least_samples = 7 } }]\n')
+    few = '{ name = "few-shot", settings = { least_samples = 7 } }'
+    file.write_text(f'bundle = "b"\nkinds = ["full", {few}]\n')
     full, few_shot = (kind.strategy for kind in tasks.load(file, {}).kinds)
     assert (full.graded, few_shot.join_base, few_shot.least_samples) == (True, True, 7)
 
