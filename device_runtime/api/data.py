@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Division(TypedDict, total=False):
-    """How samples are chosen and divided among devices; docs/data.md describes each setting.
+    """How samples are chosen and divided among devices; docs/data-sources.md describes each setting.
 
     partition: iid, dirichlet (the default), dirichlet-by-class, dirichlet-fedml, shards, classes or natural.
     alpha: of dirichlet; the smaller, the more uneven (0.3).
@@ -73,7 +73,7 @@ class Division(TypedDict, total=False):
 
 
 def of_source(source: str, /, **settings: Any) -> DataSpec:
-    """The samples of a source by its name, with any settings of the table [data] of docs/data.md.
+    """The samples of a source by its name, with any settings of the table [data] of docs/data-sources.md.
 
     Raises DataSetError for an unknown source or setting, and for settings that exclude each other.
 

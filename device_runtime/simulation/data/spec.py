@@ -104,7 +104,7 @@ class GroupData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The source of samples and their division among devices; docs/data.md describes each field.
+    """The source of samples and their division among devices; docs/data-sources.md describes each field.
 
     Raises ValueError for an unknown source or partition, and for fields that exclude each other.
     """

@@ -1,4 +1,4 @@
-"""The export lines of docs/data.md: their inputs take what the sources give."""
+"""The export lines of docs/data-sources.md: their inputs take what the sources give."""
 
 import argparse
 import re
@@ -12,7 +12,8 @@ from device_runtime.cli.research import export
 from device_runtime.simulation.data import files, load
 from device_runtime.simulation.data.spec import SOURCES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "data.md").read_text("utf-8")
+PAGES = Path(__file__).parents[3] / "docs"
+PAGE = (PAGES / "data-sources.md").read_text("utf-8")
 DOCS = PAGE.partition("## A bundle for each source")[2]
 LINES = [
     line.removeprefix("$ device-runtime export ").replace("$(seq -s, 0 99)", ",".join(map(str, range(100))))
@@ -50,7 +51,8 @@ def test_every_source_is_described():
 def test_the_page_s_frame_is_divided_by_its_clients(tmp_path, monkeypatch):
     pytest.importorskip("pandas")
     monkeypatch.setattr(files, "folder", lambda: tmp_path)
-    [block] = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    page = (PAGES / "data.md").read_text("utf-8")
+    [block] = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     names = {}
     exec(block, names)  # noqa: S102
     loaded = load(names["data"], 0)
