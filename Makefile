@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint compiled slow web docs clean
+.PHONY: help demo check test lint compiled slow web docs release clean
 
 help:
 	@echo "make demo   eight device processes, a real MQTT broker, real handwritten digits: about two minutes"
@@ -22,6 +22,7 @@ help:
 	@echo "make web    the libraries of the page by which browsers join, from npm (Node.js 20 or newer)"
 	@echo "make slow   the slow tests: many repeats, real data of ../shared/data where it is there"
 	@echo "make docs   the site of docs/, into site/: python3 -m http.server --directory site shows it"
+	@echo "make release  wheel, sdist, npm package, build files, bill of materials, checksums, into dist/release"
 	@echo "make clean  remove the environment and what was run"
 
 $(BIN)/python:
@@ -78,7 +79,7 @@ compiled: $(VENV)/.dev
 	@$(PYTEST) --collect-only -qq > /dev/null || true
 
 $(VENV)/.slow: $(VENV)/.dev
-	@$(PIP) -e '.[docs,mutation,ray]'
+	@$(PIP) -e '.[docs,mutation,ray,release]'
 	@touch $@
 
 slow: $(VENV)/.slow compiled web
@@ -94,6 +95,17 @@ $(VENV)/.docs: $(VENV)/.demo
 docs: $(VENV)/.docs
 	@echo "== building the site into site/"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+$(VENV)/.release: $(VENV)/.demo
+	@echo "== installing what makes a release"
+	@$(PIP) -e '.[release]'
+	@touch $@
+
+release: $(VENV)/.release
+	@echo "== making a release of the newest commit in dist/release"
+	@rm -rf dist/release
+	@$(BIN)/python deploy/release.py dist/release
+	@cat dist/release/SHA256SUMS
 
 clean:
 	rm -rf $(VENV) runs site build dist *.egg-info web/node_modules web/vendor
