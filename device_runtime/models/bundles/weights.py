@@ -338,7 +338,9 @@ def _check_inputs(main: Manifest, member: Manifest) -> None:
             _check_flattened(wide, takes, before)
         if takes in tokens:
             raise TensorError(f"{wide.name} takes tokens one after the other, not their leading values")
-        before = (wide.shape[0], narrow.shape[0])
+        # the rows of an embedding are tokens or positions, not channels
+        embeds = len(wide.shape) == 2 and wide.shape[0] == narrow.shape[0] and takes[0] != takes[1]
+        before = None if embeds else (wide.shape[0], narrow.shape[0])
 
 
 def _check_flattened(wide: TensorSpec, takes: tuple[int, int], before: tuple[int, int]) -> None:

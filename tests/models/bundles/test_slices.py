@@ -86,6 +86,14 @@ def test_channels_that_are_flattened_stay_leading_ones_in_as_many_places_only():
     )
 
 
+def test_as_many_positions_as_a_divisor_of_the_width_are_no_channels():
+    def net(width):
+        shapes = {"words.weight": (50, width), "positions.weight": (4, width), "q.weight": (width, width)}
+        return manifest("m", {**shapes, "head.weight": (2, width)})
+
+    assert Slices.of(net(8), net(4)).shapes["q.weight"] == (4, 4)
+
+
 def test_tokens_that_are_flattened_are_refused():
     def net(width):
         shapes = {"embed.weight": (width, 3), "dense.weight": (2, 6 * width)}
