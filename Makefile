@@ -101,7 +101,7 @@ $(VENV)/.release: $(VENV)/.demo
 	@$(PIP) -e '.[release]'
 	@touch $@
 
-release: $(VENV)/.release
+release: $(VENV)/.release web
 	@echo "== making a release of the newest commit in dist/release"
 	@rm -rf dist/release
 	@$(BIN)/python deploy/release.py dist/release

@@ -41,11 +41,7 @@ def release(folder: Path) -> None:
             subprocess.run([sys.executable, "-c", BUILD, part, str(folder)], cwd=source, check=True, stdout=2)
             for leftover in ("build", f"{NAME.replace('-', '_')}.egg-info"):
                 shutil.rmtree(source / leftover, ignore_errors=True)
-        if shutil.which("npm"):
-            pack = ["npm", "pack", "--silent", "--ignore-scripts", "--pack-destination", str(folder)]
-            subprocess.run(pack, cwd=source / "web", check=True, stdout=2)
-        else:
-            print("npm is not installed: the npm package is left out", file=sys.stderr)
+        _npm_package(source / "web", folder)
     [sdist] = folder.glob("*.tar.gz")
     _same_each_time(sdist, int(epoch))
     (folder / f"{NAME}-deploy.tar").write_bytes(_bytes("git", "archive", "HEAD", "deploy"))
@@ -53,6 +49,19 @@ def release(folder: Path) -> None:
     files = sorted(file for file in folder.iterdir())
     lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
     (folder / "SHA256SUMS").write_text("".join(lines), "utf-8")
+
+
+def _npm_package(web: Path, folder: Path) -> None:
+    """The browser's device, with the libraries that `make web` has fetched; without them it is left out."""
+    if not (ROOT / "web" / "vendor" / ".whole").exists() or not shutil.which("npm"):
+        print(
+            "the libraries of the page are not here (make web): the npm package is left out", file=sys.stderr
+        )
+        return
+    for part in ("vendor", "node_modules"):
+        shutil.copytree(ROOT / "web" / part, web / part, symlinks=True)
+    subprocess.run(["node", "npm/pack.js", str(folder)], cwd=web, check=True, stdout=2)
+    shutil.rmtree(folder / "package")
 
 
 def _same_each_time(sdist: Path, epoch: int) -> None:

@@ -43,6 +43,8 @@ FILES = "files"
 
 _FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(\]\()([^)\s:#]+)(#[^)\s]*)?(\))")
+_FILE = re.compile(r"\[((?:[\w-]+/)*[\w-]+\.md)\](?=\(([^)\s:#]+\.md)[)#])")
+"""A link whose text is the name of a page's file, which a reader of the site does not know."""
 _MERMAID = re.compile(r"^```mermaid.*?^```\n", re.MULTILINE | re.DOTALL)
 
 
@@ -68,8 +70,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Leads links to where the site has the file; leaves out diagrams that need a library from elsewhere."""
     parts = _FENCE.split(_MERMAID.sub("", markdown))
-    parts[::2] = [_LINK.sub(lambda match: _relinked(match, page.file.src_uri), part) for part in parts[::2]]
+    for number, part in enumerate(parts[::2]):
+        titled = _FILE.sub(lambda match: f"[{_title(match[2], page.file.src_uri, files) or match[1]}]", part)
+        parts[2 * number] = _LINK.sub(lambda match: _relinked(match, page.file.src_uri), titled)
     return "".join(parts)
+
+
+def _title(link: str, page: str, files: Files) -> str:
+    """The heading of the page that a link leads to; "" for other files."""
+    file = files.get_file_from_path(_place(link, page))
+    if file is None or not file.is_documentation_page():
+        return ""
+    heading = re.search(r"^# (.+)$", file.content_string, re.MULTILINE)
+    return heading[1] if heading else ""
 
 
 def _linked(text: str, page: str) -> Iterator[str]:
