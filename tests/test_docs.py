@@ -19,6 +19,7 @@ PAGES = sorted(
         ".",
         "docs",
         "docs/tutorials",
+        "laboratory",
         "laboratory/notes",
         "laboratory/results",
         "broker",
@@ -27,7 +28,7 @@ PAGES = sorted(
         "web",
     )
     for page in (ROOT / place).glob("*.md")
-    if page.name != "CHANGELOG.md"
+    if page.name not in ("CHANGELOG.md", "changes-0.2.0.md")
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

@@ -55,6 +55,16 @@ def test_the_navigation_has_every_page_once():
     assert sorted(navigation) == sorted(written | generated)
 
 
+def test_the_pages_beside_the_reference_are_read_in_an_afternoon():
+    """45,000 words at most, without code and output."""
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), _Loader)["nav"]  # noqa: S506
+    reference = {page for part in nav for page in pages(part.get("Reference", ()))}
+    texts = [page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md")
+             if str(page.relative_to(ROOT / "docs")) not in reference]  # fmt: skip
+    prose = [re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL) for text in texts]
+    assert sum(len(text.split()) for text in prose) <= 45_000
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     if importlib.util.find_spec("material") is None:
