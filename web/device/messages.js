@@ -135,6 +135,7 @@ export const Offer = message("Offer", [
   ["rare", listOf(int(0, 2 ** 16 - 1), 16), Object.freeze([])],
   ["masks", orNull(Masks), null],
   ["shortages", orNull(Shortages), null],
+  ["version", str(32), ""],
 ], (offer, where) => {
   if (new Set(offer.rare).size < offer.rare.length) {
     throw new MessageError(`${where}.rare is ${offer.rare.join(", ")}: each is named once`);

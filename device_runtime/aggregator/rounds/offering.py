@@ -13,7 +13,7 @@ from device_runtime.aggregator.rounds.run import OpenRun
 from device_runtime.aggregator.storage import bases
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.broker.wire import compact_round
-from device_runtime.broker.wire.messages import Base, Masks, Member, Offer, Shortages
+from device_runtime.broker.wire.messages import RELEASE, Base, Masks, Member, Offer, Shortages
 from device_runtime.broker.wire.transfer import opening_blocks
 from device_runtime.models.bundles import tensors
 from device_runtime.strategies.statistics import closed_form, shortages
@@ -40,6 +40,7 @@ class OfferMaker:
             bundle=run.initial.bundles[""],
             base=run.initial.start.base,
             kinds=(),
+            version=RELEASE,
         )
 
     def lobby(self, number: int = 0) -> Offer:

@@ -18,7 +18,7 @@ from device_runtime.tags import LONGEST_TAG, MOST_TAGS
 
 VERSION = 4
 RELEASE = "0.1.0"
-"""The version of this package, which hellos carry."""
+"""The version of this package, which hellos and offers carry."""
 INLINE_LIMIT = 64 * 1024
 """Bytes. A larger body is not sent inside a message but pulled in blocks."""
 MESSAGE_LIMIT = 256 * 1024
@@ -264,6 +264,8 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     """How updates are masked; None: they are sent in the clear."""
     shortages: Shortages | None = None
     """What devices bring that is worth sending (`device.selection.resting`); None: all take part."""
+    version: Annotated[str, Meta(max_length=32)] = ""
+    """The version of the aggregator's program; empty of one that says none."""
 
     def __post_init__(self) -> None:
         if len(set(self.rare)) < len(self.rare):

@@ -7,13 +7,12 @@ import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from device_runtime.broker.errors import BrokerError
 from device_runtime.cli.options import DATA_HELP, add_data, add_format, as_json, memory_bytes, place, positive
 from device_runtime.device.connection.connecting import connect, folder_of, is_enrolled
-from device_runtime.device.delivery.offered_task import NotFetched, OfferedTask
 from device_runtime.device.engine.engine_guard import limit_bytes
 from device_runtime.device.errors import NoDevice
 from device_runtime.device.personal.kept import NothingKept, PersonalModel, PersonalModelStore, begun_with
@@ -29,8 +28,10 @@ from device_runtime.models.data.reading import unlabelled
 from device_runtime.models.data.report import SamplesReport, lines, report
 from device_runtime.models.errors import DataError, ModelError
 
-from .planned_task import EnrolledDevice, offered
 from .policy_options import add_device_choice
+
+if TYPE_CHECKING:
+    from device_runtime.device.delivery.offered_task import OfferedTask
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +144,10 @@ def _judge(options: argparse.Namespace, stack: ExitStack) -> Judge:
     if personal is not None and (options.state or options.name):
         raise DataError(f"the device keeps a model of {personal.bundle.manifest.name}: leave out --bundle")
     if enrolled:
+        from device_runtime.broker.errors import BrokerError
+
+        from .planned_task import EnrolledDevice, NotFetched, offered
+
         try:
             connection = connect(EnrolledDevice(options.name, options.state))
             return Judge.of_offer(stack.enter_context(offered(connection)), connection.name)

@@ -12,11 +12,11 @@ from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.compact_round import UnknownRoundBefore, is_compact_offer
 from device_runtime.broker.wire.link_events import WAKE, Connected, Disconnected, Event, Received, Will
-from device_runtime.broker.wire.messages import Get, MessageError, decode
+from device_runtime.broker.wire.messages import RELEASE, Get, MessageError, decode
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import SendingLink
 from device_runtime.device.backend.base import MakeBackend
-from device_runtime.device.connection.offers import OfferStream, opened
+from device_runtime.device.connection.offers import OfferStream, opened, update_advice
 from device_runtime.device.connection.presence import DeviceMessages
 from device_runtime.device.connection.trust import Trust
 from device_runtime.device.errors import WorkDied
@@ -54,6 +54,7 @@ class Agent:
         """
         self.settings, self._clock = settings, clock
         self._listening_ends_at: float | None = None
+        self._aggregator_version = ""
         self.inbox = DeviceInbox(clock)
         self._messages = DeviceMessages(settings.name, boot, settings.tags)
         self._messages.task = settings.task
@@ -190,7 +191,8 @@ class Agent:
     def _handle(self, event: Event, came: float) -> None:
         match event:
             case Connected():
-                log.info("connected to %s%s", self._messages.link.url, "" if event.first else " again")
+                when = f" (device-runtime {RELEASE})" if event.first else " again"
+                log.info("connected to %s%s", self._messages.link.url, when)
                 self._listening_ends_at = self._clock() + LISTEN_S
                 self.runner.link_up()
             case Disconnected():
@@ -229,7 +231,11 @@ class Agent:
     def _take(self, message: Received, came: float, to_all: bool) -> None:
         retained = message.retain and to_all
         offer = self._offer_stream.offer(message.topic, message.payload, message.retain, self._messages.task)
-        self.runner.take(opened(offer, came), to_all, retained, self._offer_stream.over)
+        round_ = opened(offer, came)
+        if offer.version != self._aggregator_version and (advice := update_advice(offer.version)):
+            log.warning("%s", advice)
+        self._aggregator_version = offer.version
+        self.runner.take(round_, to_all, retained, self._offer_stream.over)
 
 
 class DeviceInbox(queue.SimpleQueue[Event]):

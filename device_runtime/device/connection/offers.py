@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -14,7 +16,7 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import compact_round, topics
 from device_runtime.broker.wire.compact_round import UnknownRoundBefore
 from device_runtime.broker.wire.link_events import Received
-from device_runtime.broker.wire.messages import Base, MessageError, Offer
+from device_runtime.broker.wire.messages import RELEASE, Base, MessageError, Offer
 from device_runtime.broker.wire.topics import TopicError, check_task
 
 from .trust import Trust
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NUMBERED = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}")
 EXTENDED_S = 1.0
 """A deadline that is later by at least so many seconds is a new one; less is the message's delay."""
 
@@ -75,6 +78,21 @@ def opened(offer: Offer, came: float) -> OpenRound:
         if not base.checkpoint or base.steps < 0:
             raise MessageError(f"{where}: a base has no checkpoint, or {base.steps} steps")
     return OpenRound(offer, came + offer.remaining_s)
+
+
+def update_advice(version: str) -> str:
+    """What brings this device to the aggregator's version; empty if that is not newer, or not a version."""
+    if not NUMBERED.fullmatch(version) or _numbers(version) <= _numbers(RELEASE):
+        return ""
+    wheel = f"device_runtime-{version}-py3-none-any.whl"
+    return (
+        f"the aggregator runs device-runtime {version}, this device {RELEASE}: with that version's wheel "
+        f"`{sys.executable} -m pip install {wheel}` updates it, and its next start uses it"
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 TASKS = 64

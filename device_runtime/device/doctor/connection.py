@@ -27,6 +27,7 @@ from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError, Signed, decode
 from device_runtime.broker.wire.pieces import SMALLEST
 from device_runtime.device.connection.connecting import Connection
+from device_runtime.device.connection.offers import update_advice
 from device_runtime.device.connection.trust import Trust
 
 from .installation import Finding, State
@@ -255,7 +256,8 @@ def _offered(connection: Connection, message: Received) -> Finding:
         "is done" if offer.done else f"is in round {offer.round}" if offer.round else "gathers its devices"
     )
     signed = ", signed by the aggregator of the enrolment" if connection.key else ""
-    return Finding("offer", "ok", f"task {offer.task!r} {where}{signed}")
+    newer = update_advice(offer.version)
+    return Finding("offer", "ok", f"task {offer.task!r} {where}{signed}", newer)
 
 
 def _issued(offers: list[Received]) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from device_runtime.broker.servers import mosquitto
 from device_runtime.broker.wire.durable_files import free_bytes, unsupported
+from device_runtime.broker.wire.messages import RELEASE
 from device_runtime.device import energy as meters
 from device_runtime.device.engine.engine_guard import limit_bytes, run_bytes
 from device_runtime.device.engine.profiling import random_samples
@@ -56,7 +57,8 @@ class Finding:
 
 
 def machine() -> Iterator[Finding]:
-    """Python, the platform, cores."""
+    """This program, Python, the platform, cores."""
+    yield Finding("version", "ok", RELEASE)
     version = platform.python_version()
     old = sys.version_info < OLDEST_PYTHON
     advice = f"install Python {_dotted(OLDEST_PYTHON)} or newer" if old else ""

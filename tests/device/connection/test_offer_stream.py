@@ -8,11 +8,21 @@ from device_runtime.broker.wire import compact_round as small
 from device_runtime.broker.wire import step_log as steps
 from device_runtime.broker.wire.compact_round import CompactOffer, UnknownRoundBefore
 from device_runtime.broker.wire.link import Received
-from device_runtime.broker.wire.messages import Base, Blob, Hello, MessageError, Offer, Step, decode, encode
+from device_runtime.broker.wire.messages import (
+    RELEASE,
+    Base,
+    Blob,
+    Hello,
+    MessageError,
+    Offer,
+    Step,
+    decode,
+    encode,
+)
 from device_runtime.broker.wire.topics import down
 from device_runtime.broker.wire.topics import offer as topic_of
 from device_runtime.device.agent.agent import Agent
-from device_runtime.device.connection.offers import TASKS, OfferStream
+from device_runtime.device.connection.offers import TASKS, OfferStream, update_advice
 from device_runtime.device.connection.trust import Trust
 from device_runtime.device.training.settings import Settings
 
@@ -168,3 +178,19 @@ def test_two_lives_of_a_device_say_different_keys_and_one_that_is_not_enrolled_n
     first, other = (Trust(SIGNER.public).key for _ in range(2))
     assert first != other
     assert (len(first), len(other), Trust().key) == (32, 32, b"")
+
+
+def test_a_device_is_told_once_what_brings_it_to_the_version_of_a_newer_aggregator(caplog, tmp_path):
+    agent = Agent(Settings("a", tmp_path / "none.npz", tmp_path), 1, lambda: 0.0)
+    agent.begin(Line())
+    for number, version in enumerate(("0.1.0", "99.1.0", "99.1.0", "", "\x1b[31m9.9", "0.0.9"), 1):
+        agent._receive(Received(TOPIC, encode(offer(number, version=version))), 0.0)
+    lines = [record.message for record in caplog.records if "the aggregator runs" in record.message]
+    [line] = lines
+    assert line.startswith(f"the aggregator runs device-runtime 99.1.0, this device {RELEASE}: with")
+    assert "-m pip install device_runtime-99.1.0-py3-none-any.whl`" in line
+
+
+def test_versions_are_compared_by_their_numbers():
+    assert update_advice("0.10.0") and update_advice("1.0")
+    assert not any(map(update_advice, (RELEASE, "0.0.99", "", "newest", "1.0; rm -rf /", "1" * 30)))

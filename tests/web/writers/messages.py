@@ -80,6 +80,7 @@ EXAMPLES: tuple[Message, ...] = (
         base=Base((), bytes(range(4))),
         kinds=(),
         done=True,
+        version="0.2.0",
     ),
     wire.FromDevice(signature=bytes(range(64)), message=b"a message"),
     wire.Signed(issued=1_800_000_000, signature=bytes(range(64)), offer=b"an offer"),
