@@ -138,6 +138,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             del whole["task"]["order"]
         for kind in (kind for kind in whole["task"]["kinds"] if not kind["first_epochs"]):
             del kind["first_epochs"]
+        for settings in (whole["task"], *(kind["settings"] for kind in whole["task"]["kinds"])):
+            statistics = settings.get("statistics") or {}
+            if statistics and statistics["hold_out"] is None:  # 0 was its default
+                statistics["hold_out"] = 0.0
         for group in whole["fleet"]["groups"].values():
             for newer in ("members", "tags"):
                 if not group[newer]:

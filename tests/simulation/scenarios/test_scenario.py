@@ -96,6 +96,8 @@ def test_settings_that_came_later_are_written_only_where_they_are_used():
     assert set(whole["task"]) == scenario._ALWAYS
     assert len(whole["task"]) == 20
     assert "groups" not in whole["data"]
+    statistics = [kind["settings"]["statistics"] for kind in whole["task"]["kinds"]]
+    assert [each["hold_out"] for each in statistics] == [0.0] * len(statistics)
 
 
 def test_tasks_that_name_no_kinds_are_written_as_before_and_told_from_those_that_name_the_same():
