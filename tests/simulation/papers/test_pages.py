@@ -139,7 +139,7 @@ def test_every_table_that_a_paper_mentions_is_in_the_index(number):
 
 
 def test_the_index_of_the_project_lists_every_section_and_every_table():
-    folder = Path(__file__).parents[3] / "docs" / "results"
+    folder = Path(__file__).parents[3] / "laboratory" / "results"
     text = (folder / "README.md").read_text("utf-8")
     for each in written(folder):
         assert f"[scale {each.scale}]({pages.page(each.name)}#{each.anchor})" in text
