@@ -56,11 +56,14 @@ class SystemAccount:
         """The account of the device in `folder`. Raises InstallError for paths that it could not read."""
         wanted = tuple(dict.fromkeys(path.absolute() for path in paths))
         groups = {group for path in wanted if (group := reading_group(path))}
-        return cls(folder, (*wanted, *program_folders()), tuple(sorted(groups)), accelerator)
+        paths = (*wanted, *program_folders())
+        for path in paths:
+            check_way(path)
+        return cls(folder, paths, tuple(sorted(groups)), accelerator)
 
     def lines(self) -> list[str]:
         """The lines of the unit's section [Service] that make the process this account's."""
-        seen = [path for path in self.paths if any(path.is_relative_to(hidden) for hidden in HIDDEN)]
+        seen = [path for path in self.paths if _is_hidden(path)]
         return [
             MARK,
             f"Environment=HOME={_path(SYSTEM_STATE)}",
@@ -105,6 +108,23 @@ def reading_group(path: Path) -> str:
         return grp.getgrgid(gid).gr_name if groups else ""
     except KeyError:
         return str(gid)
+
+
+def check_way(path: Path) -> None:
+    """Raises InstallError where a folder above the path is closed to the account.
+
+    In HIDDEN this does not matter: the service sees the path there by a mount of its own.
+    """
+    for folder in () if _is_hidden(path) else path.resolve().parents:
+        if folder.is_dir() and not folder.stat().st_mode & stat.S_IXOTH:
+            raise InstallError(
+                f"{folder} is closed to {SYSTEM_USER}, as whom --system runs the device, and {path} lies in "
+                f"it: open the way by `chmod o+x {folder}`, or install device-runtime below /opt"
+            )
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(path.is_relative_to(hidden) for hidden in HIDDEN)
 
 
 def _open_to(mode: int, shift: int) -> bool:

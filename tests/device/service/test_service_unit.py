@@ -277,6 +277,7 @@ def machine(headless, tmp_path, monkeypatch):
     ran = headless(0)
     monkeypatch.setattr(cli_service, "SYSTEM_STATE", tmp_path / "lib")
     monkeypatch.setattr(system_account, "exists", lambda: any(words[0] == "useradd" for words in ran))
+    monkeypatch.setattr(system_account, "program_folders", lambda: ())
     (tmp_path / "samples").chmod(0o755)
     return ran
 
@@ -333,6 +334,18 @@ def test_samples_that_the_account_cannot_read_are_said_before_anything_is_instal
     assert join_system(tmp_path) == 2
     assert f"a.csv cannot be read by {system_account.SYSTEM_USER}" in capsys.readouterr().err
     assert machine == []
+
+
+def test_a_way_that_is_closed_to_the_account_is_said_unless_the_service_has_a_mount_of_its_own(
+    tmp_path, monkeypatch
+):
+    closed = tmp_path / "closed"
+    (closed / "venv").mkdir(parents=True)
+    closed.chmod(0o700)
+    system_account.check_way(closed / "venv")  # in /tmp, as the tests' folder is
+    monkeypatch.setattr(system_account, "HIDDEN", ())
+    with pytest.raises(InstallError, match=f"{closed} is closed to .* by `chmod o\\+x {closed}`"):
+        system_account.check_way(closed / "venv")
 
 
 def test_samples_of_one_group_are_read_as_of_that_group(tmp_path, monkeypatch):
