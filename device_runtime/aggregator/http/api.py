@@ -6,6 +6,7 @@ import asyncio
 import os
 import pathlib
 from collections.abc import AsyncIterator, Iterator, Sequence
+from importlib import metadata
 from typing import Annotated, Any, BinaryIO
 
 import msgspec
@@ -248,7 +249,8 @@ class TaskRoutes:
 def _info(hosted: ServedTask) -> TaskInfo:
     task = hosted.task
     settings = msgspec.json.decode(task.json(), type=dict[str, object])
-    return TaskInfo(task.name, task.bundle, str(hosted.folder), settings, hosted.watch.live())
+    program = metadata.version("device-runtime")
+    return TaskInfo(task.name, task.bundle, str(hosted.folder), settings, hosted.watch.live(), program)
 
 
 def _version(version: Made) -> ModelVersion:

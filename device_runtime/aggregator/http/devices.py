@@ -21,7 +21,7 @@ DEVICES_KEPT = 200_000
 
 @dataclass(frozen=True)
 class DeviceFilter:
-    """Selects devices by text in their name, profile, kind, reason or activity, and by presence.
+    """Selects devices by text in name, tags, profile, kind, reason, activity or version, and by presence.
 
     `online`: True or False for those that are online or not, None for both.
     """
@@ -49,7 +49,11 @@ class WatchedDevices:
         if event.engine or event.profile:
             changes |= {"profile": event.profile, "engine": event.engine}
             changes |= {"num_examples": event.num_examples, "memory_bytes": event.memory_bytes}
-            changes["battery_percent"] = event.battery_percent
+            changes |= {
+                "battery_percent": event.battery_percent,
+                "tags": event.tags,
+                "version": event.version,
+            }
         self._set(self._of(event.device), changes)
 
     def planned(self, plan: PlanReported, now: float) -> None:
@@ -57,6 +61,7 @@ class WatchedDevices:
         doing: Doing = "planned" if plan.kind else "rests" if plan.rests else "sits out"
         (self.sitting_out.discard if plan.kind else self.sitting_out.add)(plan.device)
         changes = {"doing": doing, "round": plan.round, "kind": plan.kind, "why": "; ".join(plan.reasons)}
+        changes["variant"] = ""
         predicted_s = measured(plan.seconds)
         self._set(self._of(plan.device), {**changes, "predicted_s": predicted_s, "last_seen": now})
 
@@ -75,7 +80,7 @@ class WatchedDevices:
         changes: dict[str, object] = {"last_seen": now, "not_counted": before.not_counted + 1}
         if refused.status != "duplicate":
             changes |= {"doing": refused.status, "round": refused.round, "kind": refused.kind}
-            changes["why"] = refused.reason
+            changes |= {"why": refused.reason, "variant": ""}
         self._set(before, changes)
 
     def _count(self, record: ContributionRecord, changes: Mapping[str, object]) -> None:
@@ -112,6 +117,7 @@ def _costs(record: ContributionRecord) -> dict[str, object]:
     return {
         "round": record.round,
         "kind": record.kind,
+        "variant": record.variant,
         "why": record.why,
         "num_examples": record.num_examples,
         "train_s": measured(record.train_time_s),
@@ -124,4 +130,5 @@ def _costs(record: ContributionRecord) -> dict[str, object]:
 
 
 def _texts(device: DeviceStatus) -> tuple[str, ...]:
-    return (device.device, device.profile, device.kind, device.why, device.doing)
+    named = device.device, device.profile, device.kind, device.variant, device.why, device.doing
+    return (*named, *device.tags, device.version)

@@ -65,6 +65,8 @@ class DeviceStatus:
     """One device of the fleet.
 
     kind, why, round: of its latest plan, contribution or refusal; `kind` is empty when it sits out.
+    variant: the form of the kind that it sent, as "epochs=2"; empty before it has, or if the kind has one.
+    tags: what its owner says of it. version: of its program; empty of browsers, and if it says none.
     predicted_s: from the device's plan.
     train_s, energy_j: from its latest contribution.
     energy_source: the energy meter, or "modelled".
@@ -94,6 +96,9 @@ class DeviceStatus:
     contributions: int = 0
     not_counted: int = 0
     last_seen: float | None = None
+    variant: str = ""
+    tags: tuple[str, ...] = ()
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,13 +239,17 @@ class RollbackAnswer:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task of this service. `settings` are those of its task file, with defaults filled in."""
+    """A task of this service. `settings` are those of its task file, with defaults filled in.
+
+    `version`: of the aggregator's program.
+    """
 
     name: str
     bundle: str
     folder: str
     settings: dict[str, object]
     live: TaskStatus
+    version: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class ContributionRecord:
     epsilon: the privacy budget spent on the device's samples so far; nan for an update that is not private.
     energy_source: the name of the meter, or "modelled".
     energy_uncertainty: a fraction; nan if not reported.
+    variant: the form of the kind that was sent, as "epochs=2"; empty if the kind has one.
     """
 
     round: int
@@ -38,6 +39,7 @@ class ContributionRecord:
     epsilon: float = nan
     energy_source: str = MODELLED
     energy_uncertainty: float = nan
+    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,8 @@ class DeviceSeen:
     engine: str = ""
     memory_bytes: int = 0
     battery_percent: int | None = None
+    tags: tuple[str, ...] = ()
+    version: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 
 from device_runtime.aggregator.delivery.outbound import Outbound
@@ -330,9 +331,9 @@ class DeviceMessageHandler:
         self._contributions.statements.greeted(device, hello.num_examples)
         profile, engine = printable(hello.profile), printable(hello.engine)
         battery = hello.battery_percent if 0 <= hello.battery_percent <= 100 else None
-        self._ports.tell(
-            DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery)
-        )
+        event = DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery)
+        tags, version = tuple(map(printable, hello.tags)), printable(hello.version)
+        self._ports.tell(replace(event, tags=tags, version=version))
         ready = hello.num_examples > 0 and self._takes_part(device, hello)
         self.presence.feed(DevicePresent(self._ports.clock(), device, hello.boot, True, ready))
         self._runner.commands.offering.one(self._runner.state, device)

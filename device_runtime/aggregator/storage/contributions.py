@@ -277,4 +277,5 @@ def record_of(stored: StoredContribution, moved: DeviceTraffic) -> ContributionR
         epsilon=metrics.epsilon_milli / 1000 if metrics.epsilon_milli else nan,
         energy_source=metrics.energy_source or MODELLED,
         energy_uncertainty=metrics.energy_off_percent / 100 if metrics.energy_off_percent else nan,
+        variant=stored.form,
     )

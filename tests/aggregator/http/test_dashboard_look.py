@@ -5,7 +5,7 @@ import os
 import time
 from importlib import resources
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
@@ -21,6 +21,7 @@ from device_runtime.aggregator.http.shapes import (
     TaskInfo,
     TaskStatus,
 )
+from device_runtime.broker.security.audit import AuditEntry
 
 from .conftest import PATIENCE_MS
 
@@ -34,7 +35,11 @@ WHY = (
 )
 NOW = time.time()
 MEMBERS = (
-    ("raspberrypi-4b-greenhouse-north-2", "raspberry-pi-4-model-b", "onnxruntime 1.23.2 on 4 threads"),
+    (
+        "raspberrypi-4b-greenhouse-north-2",
+        "raspberry-pi-4-model-b",
+        "onnxruntime 1.23.2 (installed with device-runtime, and runs its graphs)",
+    ),
     ("jetson-orin-nano-loading-dock", "jetson-orin-nano", "onnxruntime-training 1.19.2"),
     ("pixel-7-anna", "Chrome 140 on Android 15", "onnxruntime-web 1.23.0 wasm"),
     ("pi-zero-2w-door", "raspberry-pi-zero-2-w", "onnxruntime 1.23.2 on 1 thread"),
@@ -63,6 +68,9 @@ def device(number):
         contributions=117,
         not_counted=number % 4,
         last_seen=NOW - 12,
+        variant="epochs=2" if kind == "full" else "",
+        tags=("greenhouse", "floor=2") if "greenhouse" in name else (),
+        version="" if "pixel" in name else "0.1.0" if "jetson" in name else "0.2.0",
     )
 
 
@@ -99,17 +107,34 @@ LIVE = TaskStatus(
     needed=2, contributions=dict.fromkeys(KINDS, 3), devices=25, online=20, closed_rounds=118, accuracy=0.963,
     loss=0.000663, bytes_up=10**9, bytes_down=10**9, energy_j=123456.0,
 )  # fmt: skip
+SETTINGS = {
+    "kinds": [{"name": kind} for kind in KINDS],
+    "title": "Handwritten digits",
+    "about": "Your devices teach a model to read digits.",
+}
 ANSWERS = {
-    "tasks": [TaskInfo("digits", "digits-wrn-10-1", "run", {"kinds": [{"name": k} for k in KINDS]}, LIVE)],
-    "devices": DevicePage(25, [device(number) for number in range(25)]),
+    "audit": [
+        AuditEntry(
+            "a",
+            "2026-11-29T09:14:02.123+00:00",
+            "token http-token",
+            "10.0.0.7",
+            "rollback",
+            "round 7",
+            "done",
+        )
+    ],
+    "tasks": [TaskInfo("digits", "digits-wrn-10-1", "run", SETTINGS, LIVE, "0.2.0")],
+    "devices": [device(number) for number in range(25)],
     "rounds": RoundPage(118, [closed(number) for number in range(1, 119)]),
-    "contributions": Entries([entry(number) for number in range(25)], None),
+    "contributions": [entry(number) for number in range(25)],
     "links": {"address": "", "can": False, "why": "", "links": []},
 }
 
 
 def answer(route):
-    path = urlsplit(route.request.url).path
+    parts = urlsplit(route.request.url)
+    path = parts.path
     if not path.startswith("/api/"):
         file = STATIC / (path.removeprefix("/static/") if path != "/" else "index.html")
         if not file.is_file():
@@ -119,25 +144,39 @@ def answer(route):
     if leaf == "events":
         data = msgspec.json.encode(LIVE).decode()
         return route.fulfill(body=f"data: {data}\n\n", content_type="text/event-stream")
-    body = msgspec.json.encode(ANSWERS[leaf])
+    content = ANSWERS[leaf]
+    limit = int(parse_qs(parts.query).get("limit", ["25"])[0])
+    if leaf == "devices":
+        content = DevicePage(25, content[:limit])
+    if leaf == "contributions":
+        content = Entries(content[:limit], None)
+    body = msgspec.json.encode(content)
     if leaf == "rounds" and "after=118" in route.request.url:
         body = json.dumps({"total": 118, "rounds": []}).encode()
     return route.fulfill(body=body, content_type="application/json")
 
 
-@pytest.fixture(scope="module", params=[360, 1280])
+@pytest.fixture(scope="module", params=[(360, 640), (390, 844), (1280, 800)], ids="{0[0]}x{0[1]}".format)
 def page(request, browser, tmp_path_factory):
-    """The dashboard at this width, all of it filled."""
-    context = browser.new_context(viewport={"width": request.param, "height": 900})
+    """The dashboard at this size, all of it filled."""
+    width, height = request.param
+    context = browser.new_context(viewport={"width": width, "height": height})
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.route("**/*", answer)
     page.goto("http://dashboard.test/")
-    page.wait_for_selector("#fleet-table tbody tr:nth-child(25)")
-    page.wait_for_selector("#charts figure:nth-child(6)")
-    page.wait_for_selector("#log-table tbody tr:nth-child(25)")
+    rows = 5 if width < 720 else 12
+    page.wait_for_selector(f"#fleet-table tbody tr:nth-child({rows})")
+    page.wait_for_selector("#charts figure:nth-child(6)", state="attached")
+    page.wait_for_selector(f"#log-table tbody tr:nth-child({rows})", state="attached")
     pictures = Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("look"))
-    page.screenshot(path=pictures / f"look-{request.param}.png", full_page=True)
+    page.screenshot(path=pictures / f"look-{width}.png", full_page=True)
+    page.tall = page.evaluate("document.documentElement.scrollHeight")
+    page.evaluate("document.querySelectorAll('.fold').forEach((fold) => { fold.open = true; })")
+    page.wait_for_selector("#audit-table tbody tr")
+    if width < 720:
+        page.click("#all-charts")
+    page.screenshot(path=pictures / f"look-{width}-all.png", full_page=True)
     yield page
     context.close()
 
@@ -176,6 +215,56 @@ def test_labels_of_an_axis_do_not_run_into_each_other_or_into_the_curves(page):
         return [...ends.map((t) => t.textContent), ...met.map(() => 'two labels')];
     })"""
     assert page.evaluate(met) == []
+
+
+def test_axes_have_names_and_round_numbers_and_accuracy_goes_from_0_to_100(page):
+    texts = """() => Object.fromEntries([...document.querySelectorAll('#charts figure')].map((figure) => [
+        figure.querySelector('figcaption').textContent,
+        [...figure.querySelectorAll('svg > text')].map((text) => text.textContent)]))"""
+    axes = page.evaluate(texts)
+    assert axes["Accuracy"][:5] == ["0", "25", "50", "75", "100"]
+    assert "accuracy, %" in axes["Accuracy"]
+    names = {
+        "Loss": "loss",
+        "Contributions": "contributions in a round",
+        "Bytes up, by kind": "sent in a round, MB",
+        "Energy, by kind": "used in a round, kJ",
+        "Training time of one, by kind": "of training, milliseconds",
+    }
+    for title, name in names.items():
+        assert name in axes[title], axes[title]
+        assert axes[title][-1] == "round"
+        ticks = axes[title][: axes[title].index(name) - 3]
+        assert len(ticks) >= 2
+        assert all(len(tick.strip("0.")) <= 3 for tick in ticks), ticks
+    assert all("." not in tick for tick in axes["Contributions"])
+
+
+def test_a_phone_s_page_is_not_long_and_its_first_screen_says_what_and_how_far(page):
+    width, height = page.viewport_size["width"], page.viewport_size["height"]
+    if width < 720:
+        assert page.tall <= 3100
+        assert page.locator(".tile").last.evaluate("e => e.offsetTop + e.offsetHeight") <= height
+    assert page.inner_text("#now") == "Handwritten digits"
+    assert "teach a model" in page.inner_text("#about")
+
+
+def test_a_device_has_its_tags_its_variant_its_version_and_what_updates_an_old_one(page):
+    text = page.inner_text("#fleet-table")
+    for words in ("floor=2", "full, epochs=2", "program 0.1.0 (old)", "program 0.2.0"):
+        assert words in text
+    assert text.count("pip install --upgrade device-runtime==0.2.0") == 1
+    assert text.count("installed with device-runtime, and runs its graphs") == 1
+
+
+def test_a_button_that_fails_says_so_beside_it(page):
+    page.route(
+        "**/model", lambda route: route.fulfill(status=404, json={"detail": "there is no served model"})
+    )
+    page.click("#model")
+    page.wait_for_selector("#model + .trouble")
+    assert "there is no served model" in page.inner_text("#model + .trouble")
+    assert page.is_enabled("#model")
 
 
 def test_a_row_of_the_fleet_is_a_few_lines_of_whole_words(page):

@@ -37,6 +37,7 @@ export const tasks = async () => (await ask("api/v1/tasks")).json();
 export const rounds = async (task, after) => (await ask(`${of(task, "rounds")}?${query({ after })}`)).json();
 export const devices = async (task, filter) => (await ask(`${of(task, "devices")}?${query(filter)}`)).json();
 export const entries = async (task, filter) => (await ask(`${of(task, "contributions")}?${query(filter)}`)).json();
+export const audit = async () => (await ask("api/v1/audit")).json();
 export const links = async () => (await ask("api/v1/links")).json();
 export const invite = async (options) => (await ask(`api/v1/links?${query(options)}`, { method: "POST" })).json();
 export const revoke = async (link) => (await ask(`api/v1/links/${encodeURIComponent(link)}`, { method: "DELETE" })).json();

@@ -1,7 +1,7 @@
 // The dashboard: asks for the token, follows one task, and shows what has changed.
 
 import * as api from "./api.js";
-import { byId, h } from "./dom.js";
+import { attempt, byId, h, isNarrow, table } from "./dom.js";
 import * as fleet from "./fleet.js";
 import * as invite from "./invite.js";
 import * as live from "./live.js";
@@ -26,7 +26,7 @@ async function enter() {
   byId("board").hidden = false;
   byId("leave").hidden = !api.token.get();
   const choice = byId("task");
-  choice.replaceChildren(...tasks.map((task) => h("option", { value: task.name }, task.name)));
+  choice.replaceChildren(...tasks.map((task) => h("option", { value: task.name }, task.settings.title || task.name)));
   byId("task-choice").hidden = false;
   return watch(tasks[0].name);
 }
@@ -54,7 +54,8 @@ async function watch(name) {
   following?.abort();
   const controller = (following = new AbortController());
   const view = new Shown(tasks.find((task) => task.name === name));
-  fleet.begin();
+  live.title(view.task);
+  fleet.begin(view.task.version);
   log.begin();
   while (!controller.signal.aborted) {
     try {
@@ -148,14 +149,24 @@ function within(id) {
 
 async function download() {
   const name = byId("task").value;
-  try {
-    const address = URL.createObjectURL(await api.model(name));
-    const link = h("a", { href: address, download: `${name}.safetensors` });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(address), 60000);
-  } catch (error) {
-    say("bad", error.message);
-  }
+  const address = URL.createObjectURL(await api.model(name));
+  const link = h("a", { href: address, download: `${name}.safetensors` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
+}
+
+const actions = [
+  { head: "time", look: "stamp", cell: (entry) => new Date(entry.at).toLocaleString("sv") },
+  { head: "who", look: "name", cell: (entry) => [entry.user, entry.address].filter(Boolean).join(", from ") },
+  { head: "did", cell: (entry) => entry.action },
+  { head: "to", cell: (entry) => entry.subject },
+  { head: "result", look: "wide", cell: (entry) => entry.result },
+];
+
+/** What operators did; asked for when it is opened. */
+async function audit() {
+  if (!byId("audit-fold").open) return;
+  byId("audit-table").replaceChildren(table("What operators did", actions, await api.audit(), "Nothing yet."));
 }
 
 const on = (id, kind, act) => byId(id).addEventListener(kind, (event) => {
@@ -172,7 +183,10 @@ on("enter", "submit", () => {
   enter();
 });
 on("leave", "click", () => locked(""));
-on("model", "click", download);
+on("model", "click", () => attempt(byId("model"), download));
+byId("audit-fold").addEventListener("toggle", () => quietly(audit()));
+byId("log-fold").open = !isNarrow();
+on("all-charts", "click", () => byId("charts").classList.add("all"));
 on("task", "change", () => watch(task()));
 for (const kind of ["input", "submit", "change"]) {
   on("fleet-filter", kind, () => {

@@ -21,10 +21,32 @@ export function s(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
 }
 
+/** Do what a button is for: it is off meanwhile, and says beside it why it failed. */
+export async function attempt(button, act) {
+  button.disabled = true;
+  if (button.nextElementSibling?.classList.contains("trouble")) button.nextElementSibling.remove();
+  try {
+    await act();
+  } catch (error) {
+    button.after(h("span", { class: "trouble", role: "alert" }, `Failed: ${error.message}`));
+  } finally {
+    button.disabled = false;
+  }
+}
+
+/** A button that does something, as `attempt`. */
+export function button(text, act, attributes = {}) {
+  const element = h("button", { type: "button", ...attributes }, text);
+  element.addEventListener("click", () => attempt(element, act));
+  return element;
+}
+
+export const isNarrow = () => matchMedia("(max-width: 720px)").matches;
+
 export const byId = (id) => document.getElementById(id);
 
 /** How many rows a page has: fewer on a phone. */
-export const rowsAPage = () => (matchMedia("(max-width: 720px)").matches ? 8 : 25);
+export const rowsAPage = () => (isNarrow() ? 5 : 12);
 
 /** A table that becomes a list of cards on a narrow screen. `columns`: {head, cell(row), look?}; a look is a class. */
 export function table(caption, columns, rows, empty) {

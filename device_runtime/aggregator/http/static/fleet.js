@@ -1,7 +1,7 @@
 // The fleet: one row a device, a page at a time.
 
 import * as api from "./api.js";
-import { byId, h, rowsAPage, table } from "./dom.js";
+import { button, byId, h, rowsAPage, table } from "./dom.js";
 import { ago, bytes, joules, seconds } from "./format.js";
 
 let offset = 0;
@@ -16,11 +16,35 @@ const quiet = (text) => h("span", { class: "quiet" }, text);
 /** By what it says of its engine. */
 const isBrowser = (d) => d.engine.startsWith("onnxruntime-web");
 
+/** An engine says its name and version, and in brackets why it was chosen: that is said once, below the table. */
+const engineOf = (d) => d.engine.split(" (")[0];
+const reasonOf = (d) => d.engine.slice(engineOf(d).length).replace(/^ \(|\)$/g, "");
+
+/** Whether a device's program is of an earlier version than the aggregator's. */
+function isOld(version, here) {
+  const [ours, its] = [here, version].map((text) => text.split(/[.+]/).map((part) => parseInt(part, 10) || 0));
+  const place = ours.findIndex((part, i) => part !== (its[i] ?? 0));
+  return Boolean(version && here) && place >= 0 && ours[place] > (its[place] ?? 0);
+}
+
+/** What is said once of the devices of a page: why engines were chosen, and how an old program is updated. */
+function notes(devices, here) {
+  const engines = new Map(devices.filter(reasonOf).map((d) => [engineOf(d), reasonOf(d)]));
+  const old = devices.filter((d) => isOld(d.version, here));
+  const names = old.map((d) => d.device).slice(0, 3).join(", ") + (old.length > 3 ? ` and ${old.length - 3} others` : "");
+  return [
+    ...(old.length ? [h("p", { class: "old" }, `${names}: ${old.length > 1 ? "older programs" : "an older program"} than the aggregator's ${here}. There, in its environment: `, h("code", {}, `pip install --upgrade device-runtime==${here}`), ", and start it again.")] : []),
+    ...[...engines].map(([name, reason]) => h("p", { class: "quiet" }, `${name}: ${reason}`)),
+  ];
+}
+
+let here = ""; // the aggregator's version
+
 const columns = [
-  { head: "device", look: "name", cell: (d) => h("span", { class: d.online ? "on" : "off" }, d.device, h("span", { class: "sr" }, d.online ? ", online" : ", offline")) },
-  { head: "class", look: "prose", cell: (d) => h("span", {}, isBrowser(d) ? h("span", { class: "browser" }, "browser") : "", " ", [d.profile, d.engine].filter(Boolean).join(", ")) },
+  { head: "device", look: "name", cell: (d) => h("span", {}, h("span", { class: d.online ? "on" : "off" }, d.device, h("span", { class: "sr" }, d.online ? ", online" : ", offline")), ...d.tags.flatMap((tag) => [" ", h("span", { class: "label" }, tag)])) },
+  { head: "class", look: "prose", cell: (d) => h("span", {}, isBrowser(d) ? h("span", { class: "browser" }, "browser") : "", " ", [d.profile, engineOf(d)].filter(Boolean).join(", "), d.version ? quiet(`, program ${d.version}`) : "", isOld(d.version, here) ? h("span", { class: "old" }, " (old)") : "") },
   { head: "battery", look: "number", cell: (d) => (d.battery_percent === null ? "" : `${d.battery_percent} %`) },
-  { head: "kind", look: "name", cell: (d) => (d.kind || d.doing) && two(d.kind, d.doing && h("span", { class: `tag ${d.doing.replace(" ", "-")}` }, `${d.doing} in ${d.round}`)) },
+  { head: "kind", look: "name", cell: (d) => (d.kind || d.doing) && two([d.kind, d.variant].filter(Boolean).join(", "), d.doing && h("span", { class: `tag ${d.doing.replace(" ", "-")}` }, `${d.doing} in ${d.round}`)) },
   { head: "why", look: "wide", cell: (d) => d.why },
   { head: "samples", look: "number", cell: (d) => `${d.num_examples}` },
   { head: "time", look: "number", cell: (d) => (d.train_s === null ? "" : seconds(d.train_s)) },
@@ -39,30 +63,30 @@ export async function show(task) {
     offset = 0;
     return show(task);
   }
-  byId("fleet-table").replaceChildren(table("Devices", columns, page.devices, "No device matches."));
+  byId("fleet-table").replaceChildren(table("Devices", columns, page.devices, "No device matches."), ...notes(page.devices, here));
   const more = offset + page.devices.length < page.total;
   const where = page.total ? `${offset + 1} to ${offset + page.devices.length} of ${page.total}` : "none";
   pages(
     "fleet-pages",
-    button("Previous", offset > 0, () => turn(task, -rowsAPage())), h("span", { role: "status" }, where), button("Next", more, () => turn(task, rowsAPage())),
+    button("Previous", () => turn(task, -rowsAPage()), { disabled: offset === 0 }), h("span", { role: "status" }, where), button("Next", () => turn(task, rowsAPage()), { disabled: !more }),
   );
   return undefined;
 }
 
-export function begin() {
+export function begin(version = here) {
   offset = 0;
+  here = version;
 }
 
-function turn(task, by) {
+async function turn(task, by) {
+  const before = offset;
   offset = Math.max(0, offset + by);
-  return show(task);
-}
-
-/** A button that asks for another page; one that gets no answer stays, to be tried again. */
-export function button(text, enabled, act) {
-  const element = h("button", { type: "button", disabled: !enabled }, text);
-  element.addEventListener("click", () => act().catch(() => {}));
-  return element;
+  try {
+    await show(task);
+  } catch (error) {
+    offset = before;
+    throw error;
+  }
 }
 
 /** Shows the buttons of pages anew; the keyboard's focus stays where it was. */

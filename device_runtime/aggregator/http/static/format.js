@@ -8,6 +8,14 @@ export const plain = (value) => (value === null ? NONE : value.toPrecision(3));
 export const metric = (name) => (name.endsWith("accuracy") ? percent : plain);
 export const count = (value) => value.toLocaleString("en");
 
+/** Units of an axis: [size, name], the largest first; that of the highest value is taken. */
+export const UNITS = {
+  percent: [[0.01, "%"]],
+  bytes: [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "bytes"]],
+  joules: [[1e6, "MJ"], [1e3, "kJ"], [1, "J"], [1e-3, "mJ"]],
+  seconds: [[86400, "days"], [3600, "hours"], [60, "minutes"], [1, "seconds"], [1e-3, "milliseconds"]],
+};
+
 export function bytes(value) {
   if (value === null) return NONE;
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {

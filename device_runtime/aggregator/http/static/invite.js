@@ -1,7 +1,7 @@
 // Browsers that are to join: the page that they open, one-time links with their QR codes, who has used one.
 
 import * as api from "./api.js";
-import { byId, h, s, table } from "./dom.js";
+import { button, byId, h, s, table } from "./dom.js";
 import { clock } from "./format.js";
 
 const BORDER = 4; // modules, light, around a QR code
@@ -38,8 +38,10 @@ export async function show() {
 export async function make() {
   const { link, url, qr } = await api.invite({ device: byId("invite-device").value.trim(), minutes: byId("invite-minutes").value });
   byId("invite-device").value = "";
-  const copy = h("button", { type: "button" }, "Copy");
-  copy.addEventListener("click", () => navigator.clipboard.writeText(url).then(() => (copy.textContent = "Copied")));
+  const copy = button("Copy", async () => {
+    await navigator.clipboard.writeText(url);
+    copy.textContent = "Copied";
+  });
   byId("invite-made").replaceChildren(
     drawn(qr, "QR code of the link"),
     h("p", {}, h("code", {}, url), " ", copy),
@@ -58,16 +60,9 @@ const columns = [
 ];
 
 function revoking(link) {
-  const button = h("button", { type: "button", "aria-label": `Revoke ${link.device || "the link"}` }, "Revoke");
-  button.addEventListener("click", async () => {
-    button.disabled = true;
-    try {
-      await api.revoke(link.id);
-      await show();
-    } catch (error) {
-      button.disabled = false;
-      byId("invite-trouble").textContent = error.message;
-    }
-  });
-  return button;
+  const revoke = async () => {
+    await api.revoke(link.id);
+    await show();
+  };
+  return h("span", {}, button("Revoke", revoke, { "aria-label": `Revoke ${link.device || "the link"}` }));
 }

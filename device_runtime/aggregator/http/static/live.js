@@ -2,9 +2,22 @@
 
 import { byId, h } from "./dom.js";
 import { columns, lines, swatch } from "./charts.js";
-import { ago, bytes, count, joules, metric, plain, seconds } from "./format.js";
+import { UNITS, ago, bytes, count, joules, metric, plain, seconds } from "./format.js";
 
 const COLOURS = 8;
+const BYTES = { form: bytes, units: UNITS.bytes, name: "sent in a round" };
+const JOULES = { form: joules, units: UNITS.joules, name: "used in a round" };
+const SECONDS = { form: seconds, units: UNITS.seconds, low: 0, name: "of training" };
+const NUMBER = { form: (value) => count(Number(value.toPrecision(3))), name: "contributions in a round", whole: true };
+
+/** What a metric is on an axis: an accuracy is from 0 to 100 %. */
+const measureOf = (name) => (name.endsWith("accuracy") ? { form: metric(name), units: UNITS.percent, low: 0, high: 1, name } : { form: plain, name });
+
+/** What the task is, in the words of its file. */
+export function title({ name, settings }) {
+  byId("now").textContent = settings.title || name;
+  byId("about").textContent = settings.about || "";
+}
 
 export function tiles(live) {
   const figures = [
@@ -60,18 +73,18 @@ export function charts(rounds, kinds) {
   const byKind = (pick) => kinds.map((kind) => ({ name: kind, colour: colour(kind, kinds), values: rounds.map((entry) => (entry.kinds[kind] ? pick(entry.kinds[kind]) : null)) })).filter((entry) => entry.values.some((value) => value !== null));
   const judged = rounds.findLast((entry) => entry.accuracy !== null) ?? rounds[0];
   const accuracy = measured([line(judged.metric, 0, (entry) => entry.accuracy), line("on samples held out by devices, of the round before", 1, (entry) => entry.held_out_accuracy)]);
-  const further = Object.keys(judged.metrics).map((name) => lines(name, numbers, [line(name, 0, (entry) => entry.metrics[name] ?? null)], plain));
+  const further = Object.keys(judged.metrics).map((name) => lines(name, numbers, [line(name, 0, (entry) => entry.metrics[name] ?? null)], measureOf(name)));
   const losses = measured([line("served model", 0, (entry) => entry.loss), line("in training", 1, (entry) => entry.train_loss)]);
   const each = (name) => (figures) => figures[name] / figures.contributions;
   byId("charts").replaceChildren(
     ...[
-      accuracy.length ? lines(judged.metric === "accuracy" ? "Accuracy" : judged.metric, numbers, accuracy, metric(judged.metric)) : null,
+      accuracy.length ? lines(judged.metric === "accuracy" ? "Accuracy" : judged.metric, numbers, accuracy, measureOf(judged.metric)) : null,
       ...further,
-      losses.length ? lines("Loss", numbers, losses, plain) : null,
-      columns("Contributions", numbers, byKind((figures) => figures.contributions), (value) => `${Number(value.toPrecision(3))}`),
-      columns("Bytes up, by kind", numbers, byKind((figures) => figures.bytes_up), bytes),
-      columns("Energy, by kind", numbers, byKind((figures) => figures.energy_j), joules),
-      lines("Training time of one, by kind", numbers, byKind(each("train_s")), seconds, 0),
+      losses.length ? lines("Loss", numbers, losses, { form: plain, name: "loss" }) : null,
+      columns("Contributions", numbers, byKind((figures) => figures.contributions), NUMBER),
+      columns("Bytes up, by kind", numbers, byKind((figures) => figures.bytes_up), BYTES),
+      columns("Energy, by kind", numbers, byKind((figures) => figures.energy_j), JOULES),
+      lines("Training time of one, by kind", numbers, byKind(each("train_s")), SECONDS),
     ].filter(Boolean),
   );
 }

@@ -1,8 +1,8 @@
 // The log of contributions and refusals, the latest first.
 
 import * as api from "./api.js";
-import { byId, h, rowsAPage, table } from "./dom.js";
-import { button, pages as showPages } from "./fleet.js";
+import { button, byId, h, rowsAPage, table } from "./dom.js";
+import { pages as showPages } from "./fleet.js";
 import { bytes, clock, joules, plain, seconds } from "./format.js";
 
 let pages = [null]; // `before` of each page up to this one
@@ -31,9 +31,9 @@ export async function show(task) {
   byId("log-table").replaceChildren(table("Contributions", columns, page.entries, "Nothing has come yet."));
   showPages(
     "log-pages",
-    button("Newer", pages.length > 1, () => turn(task, () => pages.pop())),
+    button("Newer", () => turn(task, pages.slice(0, -1)), { disabled: pages.length === 1 }),
     h("span", {}, pages.length > 1 ? `page ${pages.length}` : "the latest"),
-    button("Older", page.next !== null, () => turn(task, () => pages.push(page.next))),
+    button("Older", () => turn(task, [...pages, page.next]), { disabled: page.next === null }),
   );
 }
 
@@ -44,7 +44,13 @@ export function begin() {
   pages = [null];
 }
 
-function turn(task, change) {
-  change();
-  return show(task);
+async function turn(task, to) {
+  const before = pages;
+  pages = to;
+  try {
+    await show(task);
+  } catch (error) {
+    pages = before;
+    throw error;
+  }
 }
