@@ -85,7 +85,7 @@ class Visit:
         self.enter()
         self.page.wait_for_selector("#fleet-table tbody tr:nth-child(4)")
         self.page.wait_for_selector("#charts figure")
-        self.page.wait_for_selector("#log-table tbody tr:nth-child(3)")
+        self.page.wait_for_selector("#log-table tbody tr:nth-child(3)", state="attached")
         return self
 
 
