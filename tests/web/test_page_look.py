@@ -20,6 +20,34 @@ def test_the_labels_stay_where_they_are_when_the_model_says_what_it_takes_a_draw
     assert page.evaluate(place) == pytest.approx(before, abs=1)
 
 
+PLACES = """() => {
+  const place = () => JSON.stringify(["#pad .paper", "#labels"].map(
+    (name) => document.querySelector(name).getBoundingClientRect()));
+  window.places = new Set([place()]);
+  new MutationObserver(() => window.places.add(place()))
+    .observe(document.body, { subtree: true, childList: true, characterData: true, attributes: true });
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(360, 640), (390, 844), (820, 1180)], ids=["small", "phone", "tablet"])
+def test_pad_and_labels_are_on_the_first_screen_and_do_not_move_in_three_rounds(
+    visit, size, scheme, tmp_path
+):
+    visitor = visit(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    page = visitor.joined()
+    page.evaluate("scrollTo(0, 0)")
+    page.evaluate(PLACES)
+    for number in (5, 6, 7):
+        page.workers[0].evaluate(f"self.begin({number})")
+        page.get_by_text(f"Round {number}: received").wait_for()
+    page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"first-{size[0]}-{scheme}.png")
+    (places,) = page.evaluate("[...window.places]")
+    for place in json.loads(places):
+        assert place["top"] >= 0
+        assert place["bottom"] <= size[1]
+
+
 TOUCHED = "button:visible, input:visible, select:visible, summary:visible"
 
 

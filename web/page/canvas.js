@@ -42,7 +42,7 @@ export function drawingPad(spec, changed) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", show);
   requestAnimationFrame(show);
-  const element = h("div", { class: "pad" }, canvas, pen, h("div", { class: "row" }, undoing, clearing));
+  const element = h("div", { class: "pad drawing" }, canvas, pen, h("div", { class: "row" }, undoing, clearing));
   return { element, how: "Draw it as large as you like, and choose its label.", clear, close: () => dark.removeEventListener("change", show) };
 }
 

@@ -72,7 +72,7 @@ export class Now {
     say(byId("state"), this._paused.length ? `Paused: ${this._paused.join(", ")}.` : this._said);
     byId("progress").hidden = !this.training;
     byId("progress").value = this._progress?.share ?? 0;
-    const why = () => (plan.label ? does(plan.label) : `${plan.reasons.join("; ")}.`);
+    const why = () => (plan.label ? does(plan.label) : lacksSamples(plan) ? "" : `${plan.reasons.join("; ")}.`);
     say(byId("does"), plan && !this.over ? why() : "");
     tiles(byId("round"), [
       ["Task", this._round.task],
@@ -96,12 +96,16 @@ function line(message, now) {
     fetching: () => (now.training || now.over ? null : `Fetching the model: ${bytes(message.have)} of ${bytes(message.size)}`),
     task: () => (now.over ? null : message.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
     offer: () => (now.training && !message.done ? null : offered(message)),
-    plan: () => (message.label ? `Round ${message.round}: working …` : `Round ${message.round}: this device sits out.`),
+    plan: () => (message.label ? `Round ${message.round}: working …` : `Round ${message.round}: ${sitsOut(message)}`),
     made: () => `Round ${message.round}: done here, and sent. Waiting for the receipt …`,
     receipt: () => `Round ${message.round}: ${became(message)}. ${ROUND}`,
   };
   return lines[message.type]?.() ?? null;
 }
+
+const lacksSamples = ({ reasons }) => reasons.some((reason) => reason.includes("no local data"));
+
+const sitsOut = (plan) => (lacksSamples(plan) ? "this device has no samples yet. Add a few, then it can help." : "this device sits out.");
 
 function offered({ done, round }) {
   if (done) return `The task is over after ${plural(round, "round")}. Thank you!`;

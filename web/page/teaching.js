@@ -23,6 +23,7 @@ export class Teaching {
     byId("teach").hidden = false;
     say(byId("teach-how"), this._pad?.how ?? "This task is about texts, which this page cannot take yet.");
     byId("pad").replaceChildren(...(this._pad ? [this._pad.element] : []));
+    byId("labels").classList.toggle("short", lesson.samples.labels.every((label) => label.length <= 2));
     byId("labels").replaceChildren(...(this._pad ? this._buttons : []));
     byId("files").hidden = this._pad === null;
     if (this._pad) byId("files-form").replaceChildren(filesForm(lesson.samples, lesson.spec, lesson.changed));
