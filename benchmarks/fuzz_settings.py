@@ -213,7 +213,7 @@ def setting_targets() -> list[Target]:
     following = compact_round.CompactOffer(4, bytes(compact_round.CHECK_BYTES), scalars=(0.5,))
     enrolment = Enrolment("mqtts://broker.example:8883", "pi-1", "p" * 22, b"certificate", key, 1_700_000_000)
     tasks_of = (TASK, (ROOT / "deploy" / "site" / "task.toml").read_bytes())
-    servers = ((ROOT / "deploy" / "site" / "server.toml").read_bytes(),)
+    servers = ((ROOT / "deploy" / "site" / "server.toml").read_bytes().replace(b"{{http}}", b"8443"),)
     return [
         Target("sum request", sums_of, (BrokerError, SumRefused), (messages.encode(sum_request),), 0.5),
         Target("sum answer", message_of(SumAnswer), (BrokerError,), (messages.encode(answer),), 0.3),

@@ -54,7 +54,14 @@ def scenario(tmp_path, devices=8, sigma=0.0, latency_s=0.0, **task):
         "eval_every": 0,
         "fleet": {"name": "boards", "groups": groups},
         "data": {"samples_per_client": 35},
-        "task": {"rounds": 3, "round_deadline_s": 3.0, "wait_for": "all", "kinds": KINDS, **task},
+        "task": {
+            "rounds": 3,
+            "round_deadline_s": 3.0,
+            "wait_for": "all",
+            "kinds": KINDS,
+            "statistics": {"hold_out": 0},
+            **task,
+        },
     }
     path = tmp_path / "scenario.toml"
     path.write_text('fleet = "uniform"\n')
