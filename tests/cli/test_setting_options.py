@@ -76,7 +76,7 @@ def test_serve_and_simulate_agree_with_the_declaration(command, owner, name, ent
     [action] = [action for action in parser._actions if flag in action.option_strings]
     assert tuple(action.choices or ()) == entry.choices
     default = scenarios.TASK_DEFAULTS.get(name, entry.default) if command is simulate else entry.default
-    if default not in (REQUIRED, None, ()):
+    if default not in (REQUIRED, None, (), ""):
         text = {True: "yes", False: "no"}[default] if isinstance(default, bool) else default
         text = f"{text:g}" if isinstance(text, float) else text
         assert f"(default: {text})" in action.help

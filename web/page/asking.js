@@ -27,7 +27,8 @@ export async function joinedBy(link, trouble) {
   fetchAhead();
   byId("naming").hidden = config.enrolment === "link";
   byId("name").value = suggestedName(navigator.userAgent);
-  say(byId("about"), config.tasks.map((task) => task.name).join(", "));
+  say(byId("about"), config.tasks.map(({ name, title }) => title || name).join(", "));
+  say(byId("purpose"), config.tasks.map(({ about }) => about).filter(Boolean).join(" "));
   return new Promise((resolve) => {
     form.addEventListener("submit", async (event) => {
       event.preventDefault();

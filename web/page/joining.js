@@ -10,8 +10,8 @@ const ENROL = new URL("../enrol", import.meta.url);
 
 /**
  * @typedef {import("../rpc.js").Settings} Settings
- * @typedef {{name: string, input: import("../device/preparing.js").InputSpec, labels: string[]}} Task what the page
- *   knows of a task before the model is here
+ * @typedef {{name: string, title?: string, about?: string, labels: string[],
+ *   input: import("../device/preparing.js").InputSpec}} Task what the page knows of a task before the model is here
  * @typedef {{enrolment: "link" | "open", broker: {url: string, user: string, password: string},
  *   gateway: string, key: string, tasks: Task[]}} Config `gateway`: the broker's address relative to config.json
  * @typedef {{settings: Settings, tasks: Task[]}} Joined

@@ -63,6 +63,8 @@ class JoinableTask:
     labels: tuple[str, ...] = ()
     input: dict[str, Any] = field(default_factory=dict)
     over: bool = False
+    title: str = ""
+    about: str = ""
 
 
 class JoinRoutes:
@@ -164,7 +166,16 @@ def _joinable(hosted: ServedTask) -> JoinableTask:
     """A task for the join page; labels and input are empty until the service has started."""
     task, over = hosted.task, hosted.watch.live().phase == "finished"
     kinds = tuple(kind.name for kind in task.kinds)
-    joinable = JoinableTask(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds, over=over)
+    joinable = JoinableTask(
+        task.name,
+        task.bundle,
+        task.rounds,
+        task.round_deadline_s,
+        kinds,
+        over=over,
+        title=task.title or task.name,
+        about=task.about,
+    )
     manifest = hosted.watch.manifest
     if manifest is None:
         return joinable

@@ -110,6 +110,12 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     name: Annotated[
         str, Setting("Name the task, in topics and folders; in a file, it is named as the file.", "digits")
     ] = "task"
+    title: Annotated[
+        str, Setting("Name the task for people, on the page and the dashboard; empty: `name`.", "Read digits")
+    ] = ""
+    about: Annotated[
+        str, Setting("Say in a sentence what the task is for.", "We teach a model to read handwriting.")
+    ] = ""
     rounds: Annotated[int, Setting("Run this many rounds.", 100, "rounds", at_least=1)] = 10
     round_deadline_s: Annotated[
         float,

@@ -185,6 +185,19 @@ def test_what_is_learnt_is_what_the_service_goes_by_at_that_moment(running):
     assert task() == (["no", "yes"], [1, 8, 8], True)
 
 
+def test_a_task_has_a_title_and_a_sentence_for_people_else_its_name(running):
+    url = running(BrowserAccess(BrokerUrl("127.0.0.1", 1)))
+
+    def texts():
+        [entry] = ask(url, "/join/config.json").json["tasks"]
+        return entry["title"], entry["about"]
+
+    assert texts() == (TASK.name, "")
+    for_people = {"title": "Read digits", "about": "We teach a model to read handwriting."}
+    running.hosted.task = msgspec.structs.replace(TASK, **for_people)
+    assert texts() == ("Read digits", "We teach a model to read handwriting.")
+
+
 def test_a_link_that_the_dashboard_makes_enrols_one_browser_once(running, opened):
     url = running(of(opened))
     config = ask(url, "/join/config.json").json

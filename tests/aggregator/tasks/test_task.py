@@ -182,7 +182,10 @@ def test_several_kinds_of_a_task_file_have_the_usual_settings_that_it_does_not_s
         ),
         ({"bundle": "b", "kinds": [{"name": "full", "weight": 0}]}, "weight of full is 0"),
         ({"bundle": "b", "kinds": [{"name": "full"}, {"name": "full"}]}, "each can be offered once"),
-        ({"bundle": "b", "round": 3}, "task: round: there is no such key; there are bundle, name, rounds, "),
+        (
+            {"bundle": "b", "round": 3},
+            "task: round: there is no such key; there are bundle, name, title, about, rounds, ",
+        ),
         ({"bundle": "b", "late": "never"}, "'never'"),
         ({"bundle": "b", "name": "a/b"}, "task name 'a/b'"),
         (
