@@ -17,7 +17,7 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.tags import LONGEST_TAG, MOST_TAGS
 
 VERSION = 4
-RELEASE = "0.1.0"
+RELEASE = "0.2.0"
 """The version of this package, which hellos and offers carry."""
 INLINE_LIMIT = 64 * 1024
 """Bytes. A larger body is not sent inside a message but pulled in blocks."""
