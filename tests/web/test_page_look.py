@@ -36,11 +36,15 @@ def test_pad_and_labels_are_on_the_first_screen_and_do_not_move_in_three_rounds(
 ):
     visitor = visit(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
     page = visitor.joined()
+    before = page.evaluate("JSON.parse(localStorage.getItem('device-runtime helped') ?? '[0]')[0]")
     page.evaluate("scrollTo(0, 0)")
     page.evaluate(PLACES)
     for number in (5, 6, 7):
         page.workers[0].evaluate(f"self.begin({number})")
         page.get_by_text(f"Round {number}: received").wait_for()
+    page.get_by_text(f"You helped {before + 3} times").wait_for()
+    page.evaluate("document.querySelector('#trouble').hidden = false")
+    page.evaluate("document.querySelector('#trouble').textContent = 'the disk of this device is full'")
     page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"first-{size[0]}-{scheme}.png")
     (places,) = page.evaluate("[...window.places]")
     for place in json.loads(places):
@@ -78,6 +82,23 @@ def test_the_page_fits_phone_and_desk_can_be_read_and_each_control_has_a_name(vi
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=pictures / f"page-{size[0]}-{scheme}.png", full_page=True)
     assert visitor.wrong == []
+
+
+def test_the_page_can_be_installed(visit):
+    page = visit().joined()
+    app = page.evaluate(
+        """async () => {
+          const answer = await fetch(document.querySelector("link[rel=manifest]").href);
+          return { type: answer.headers.get("content-type"), ...(await answer.json()) };
+        }"""
+    )
+    assert (app["type"], app["display"], app["start_url"]) == (
+        "application/manifest+json",
+        "standalone",
+        "./",
+    )
+    errors = page.context.new_cdp_session(page).send("Page.getAppManifest")["errors"]
+    assert errors == []
 
 
 def test_no_file_of_the_page_names_another_place():

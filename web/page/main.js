@@ -9,7 +9,7 @@ import { byId, say } from "./dom.js";
 import { forget, refreshed, remember, remembered } from "./joining.js";
 import { Learning } from "./learning.js";
 import { linkOfAddress, linkUsed } from "./link.js";
-import { Now, showDevice } from "./now.js";
+import { forgetHelped, Now, showDevice } from "./now.js";
 import { showStored } from "./stored.js";
 import { Teaching } from "./teaching.js";
 import { Waiting } from "./waiting.js";
@@ -164,6 +164,7 @@ class Page {
     this._teaching?.close();
     await this._device.leave();
     this._disk.close();
+    forgetHelped();
     await Promise.all([deleteDisk(SAMPLES), deleteDisk(DEVICE)]);
     location.reload();
   }

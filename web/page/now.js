@@ -1,10 +1,12 @@
 /** The section "Now": the round, what is done in it, what was sent, and why. */
 
 import { byId, h, say, tiles } from "./dom.js";
-import { bytes, joules, plural, seconds } from "./format.js";
+import { bytes, joules, percent, plural, seconds } from "./format.js";
 import { became, called, does, sends, verdict } from "./meaning.js";
 
 const ROUND = "Waiting for the next round …";
+/** Where this browser keeps in how many rounds it helped, and the last of them. */
+const HELPED = "device-runtime helped";
 
 export class Now {
   constructor() {
@@ -19,7 +21,10 @@ export class Now {
     /** @type {any} */
     this._progress = null;
     this._ended = false;
+    [this._helped, this._last] = JSON.parse(globalThis.localStorage?.getItem(HELPED) ?? '[0, ""]');
     this._counted = 0;
+    /** The share of samples held out here that the model has right. @type {number | null} */
+    this._right = null;
     this._up = 0;
     /** @type {string[]} */
     this._paused = [];
@@ -46,7 +51,8 @@ export class Now {
     if (message.type === "progress") this._progress = message;
     if (message.type === "made") this._made = message;
     if (message.type === "traffic") this._up = message.up;
-    if (message.type === "receipt" && ["accepted", "duplicate"].includes(message.status)) this._counted += 1;
+    if (message.type === "receipt" && ["accepted", "duplicate"].includes(message.status)) this._count(message.round);
+    if (message.type === "evaluated") this._right = message.right / message.count;
     this._said = (gaveUp ? `Round ${message.round}: nothing was sent. ${ROUND}` : line(message, this)) ?? this._said;
     this._show();
   }
@@ -57,6 +63,15 @@ export class Now {
       ["Contributions counted", this._counted ? String(this._counted) : ""],
       ["Sent in all", this._up ? bytes(this._up) : ""],
     ];
+  }
+
+  /** A round counted; it may be told again, also after a reload. @param {number} round */
+  _count(round) {
+    const key = `${this._round.run} ${round}`;
+    if (key === this._last) return;
+    this._counted += 1;
+    [this._helped, this._last] = [this._helped + 1, key];
+    globalThis.localStorage?.setItem(HELPED, JSON.stringify([this._helped, key]));
   }
 
   _begin({ task, run, round, done }) {
@@ -70,6 +85,8 @@ export class Now {
   _show() {
     const plan = this._plan;
     say(byId("state"), this._paused.length ? `Paused: ${this._paused.join(", ")}.` : this._said);
+    const knows = this._right === null ? "" : `; it has ${percent(this._right)} right`;
+    say(byId("helped"), this._helped ? `You helped ${plural(this._helped, "time")}${knows}` : "");
     byId("progress").hidden = !this.training;
     byId("progress").value = this._progress?.share ?? 0;
     const why = () => (plan.label ? does(plan.label) : lacksSamples(plan) ? "" : `${plan.reasons.join("; ")}.`);
@@ -87,6 +104,9 @@ export class Now {
     if (plan) explain(plan);
   }
 }
+
+/** Deletes in how many rounds this browser helped. */
+export const forgetHelped = () => localStorage.removeItem(HELPED);
 
 /** What happens now, in one line; null if a message does not change it. @param {any} told @param {Now} now */
 function line(message, now) {

@@ -213,6 +213,7 @@ TYPES = {
     ".mjs": "text/javascript; charset=utf-8",
     ".wasm": "application/wasm",
     ".json": "application/json",
+    ".webmanifest": "application/manifest+json",
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
@@ -344,7 +345,7 @@ def policies(broker: str) -> tuple[str, str]:
     place = f" {parts.scheme}://{parts.netloc}" if broker else ""
     page = (
         "default-src 'none'; script-src 'self'{wasm}; worker-src 'self'; style-src 'self'; "
-        "img-src 'self' blob: data:; media-src 'self' blob:; connect-src 'self'{place}; "
+        "img-src 'self' blob: data:; media-src 'self' blob:; manifest-src 'self'; connect-src 'self'{place}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return page.format(wasm="", place=place), page.format(wasm=" 'wasm-unsafe-eval'", place=place)
