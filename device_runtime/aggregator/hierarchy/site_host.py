@@ -7,13 +7,13 @@ import logging
 import queue
 import shutil
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.aggregator.errors import AggregatorError, TaskError
 from device_runtime.aggregator.limits import MOST_DEVICES
 from device_runtime.aggregator.machine.ports import Ports
 from device_runtime.aggregator.storage import database, run_files
@@ -77,7 +77,7 @@ class SiteHost:
         """
         task = self._task(offer, kinds, bundle)
         of_run = self._of_run(offer)
-        folder = of_run / hashlib.sha256(task.json()).hexdigest()[:16]
+        folder = _folder_of(task, of_run)
         if self.site is None or self._at != folder:
             self.leave()
             for other in (*self.folder.glob("*/*"), *self.folder.glob("*")):
@@ -172,6 +172,15 @@ class SiteHost:
             rest="on",
             kinds=tuple(KindSettings(name=kind.name, settings=msgspec.to_builtins(kind)) for kind in kinds),
         )
+
+
+def _folder_of(task: Task, of_run: Path) -> Path:
+    """The folder of a site; one that an older version has named, whose tasks had fewer settings, stays."""
+    for file in of_run.glob(f"*/{run_files.TASK_FILE}"):
+        with suppress(OSError, TaskError):
+            if tasks.decode(file.read_bytes()).json() == task.json():
+                return file.parent
+    return of_run / hashlib.sha256(task.json()).hexdigest()[:16]
 
 
 def _remove(site: Path) -> None:

@@ -241,6 +241,22 @@ def test_an_edge_goes_on_without_the_file_that_is_for_people(levels, bundle, lef
     assert h.counted == [(1, "site", "full", 40)]
 
 
+def test_an_edge_goes_on_in_the_folder_that_an_older_version_named(levels, bundle):
+    h = levels("full", rounds=2)
+    h.go().join("a", "b")
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
+    h.kill()
+    [description] = (h.folder / "site" / "site").glob("*/*/task.json")
+    settings = msgspec.json.decode(description.read_bytes())
+    del settings["title"], settings["about"]
+    description.write_bytes(msgspec.json.encode(settings))
+    description.parent.rename(description.parent.with_name("named-before"))
+    h.go().join("a", "b")
+    assert h.contribute("b", "full", moved(bundle, 2), 10).status == "accepted"
+    h.wait(2.0)
+    assert h.counted == [(1, "site", "full", 40)]
+
+
 def test_an_edge_that_comes_back_when_time_is_nearly_over_forwards_what_its_site_has(levels, bundle):
     h = levels("full", rounds=2, round_deadline_s=1.0)
     h.go().join("a", "b")
