@@ -55,8 +55,8 @@ def lint(*files):
     command = ["node", "--input-type=module", "--eval", LINT, *map(str, files)]
     ended = subprocess.run(command, cwd=ROOT / "web", capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
-    return [each["message"] for each in found if each["kind"] != "runner-label"]
+    messages = json.loads(ended.stdout)
+    return [each["message"] for each in messages if each["kind"] != "runner-label"]
 
 
 def test_workflows_are_those_that_a_forge_reads(tmp_path):

@@ -660,6 +660,7 @@ def test_a_folder_of_an_older_version_is_upgraded_and_keeps_its_devices_and_secr
     after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert after.pop("access") == new.encode()
     assert after.pop("access.old") == OLD_ACCESS.encode()
+    assert b'"action":"upgrade"' in after.pop("audit.jsonl")
     assert {name for name in after if name != "log" and after[name] != before[name]} == set()
     assert production.upgrade(running.opened) == ()
 
