@@ -145,8 +145,9 @@ def _judge(options: argparse.Namespace, stack: ExitStack) -> Judge:
         raise DataError(f"the device keeps a model of {personal.bundle.manifest.name}: leave out --bundle")
     if enrolled:
         from device_runtime.broker.errors import BrokerError
+        from device_runtime.device.delivery.offered_task import NotFetched
 
-        from .planned_task import EnrolledDevice, NotFetched, offered
+        from .planned_task import EnrolledDevice, offered
 
         try:
             connection = connect(EnrolledDevice(options.name, options.state))

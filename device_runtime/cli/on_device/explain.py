@@ -163,10 +163,11 @@ def _task(options: argparse.Namespace, stack: ExitStack) -> tuple[Bundle, Planne
     """
     from device_runtime.broker.errors import BrokerError
     from device_runtime.device.connection.connecting import connect, is_enrolled
+    from device_runtime.device.delivery.offered_task import NotFetched
     from device_runtime.models.bundles.bundle import Bundle, find_bundle
     from device_runtime.models.errors import ModelError
 
-    from .planned_task import EnrolledDevice, NotFetched, PlannedTask, TaskOptions, offered
+    from .planned_task import EnrolledDevice, PlannedTask, TaskOptions, offered
 
     own = not (options.bundle or options.kinds or options.codec or options.board or options.head != "auto")
     if own and is_enrolled(options):

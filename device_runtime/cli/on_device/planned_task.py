@@ -12,14 +12,12 @@ from typing import Literal
 from device_runtime.cli.options import listed
 from device_runtime.device.agent.instance import folder_lock
 from device_runtime.device.connection.connecting import Connection
-from device_runtime.device.delivery.offered_task import NotFetched, OfferedTask, fetch
+from device_runtime.device.delivery.offered_task import OfferedTask, fetch
 from device_runtime.device.errors import InUse
 from device_runtime.models.bundles.bundle import Bundle
 from device_runtime.models.bundles.manifest import Manifest
 from device_runtime.strategies.errors import KindError
 from device_runtime.strategies.interface.kind import AnyStrategy
-
-__all__ = ["EnrolledDevice", "NotFetched", "PlannedTask", "TaskOptions", "offered"]
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,10 @@ class TaskOptions:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """The kinds as the task offers them, the preferred first, the manifests of the models that they train, by
-    member of the family, and the seconds of a round.
+    """What a device plans with.
+
+    kinds: as the task offers them, the preferred first. manifests: of the models that they train, by member
+    of the family. deadline_s: the seconds of a round.
     """
 
     kinds: tuple[AnyStrategy, ...]

@@ -1,4 +1,4 @@
-"""`device-runtime serve-init`: writes a production site: settings, enrolment, Compose, monitoring, backup."""
+"""`device-runtime serve-init`: writes the files of a production site."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _PLAIN = re.compile(r"[\w./@+=~-]+")
 
 
 @dataclass(frozen=True)
-class Site:
-    """What the files of a site are written with. `user`: by whose name and numbers all of it runs."""
+class SiteSettings:
+    """What the templates of a production site are filled with. `user`: as whom all of it runs."""
 
     folder: Path
     names: tuple[str, ...]
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the site and print the next lines to type. Raises SetupError, BrokerError."""
-    site = Site(
+    site = SiteSettings(
         folder=args.folder.resolve(),
         names=tuple(args.name) or (platform.node(),),
         port=args.port,
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def write_site(site: Site, now: datetime) -> None:
+def write_site(site: SiteSettings, now: datetime) -> None:
     """Write all files. Raises SetupError where a file cannot be written, AuthorityError for a wrong name."""
     from device_runtime.broker.servers.production import init_broker
 
@@ -148,7 +148,7 @@ def _user(name: str) -> pwd.struct_passwd:
     return user
 
 
-def _check(site: Site) -> None:
+def _check(site: SiteSettings) -> None:
     """Raise SetupError for a folder that is not free, or ports that cannot be meant."""
     folder = site.folder
     if not _PLAIN.fullmatch(str(folder)):
@@ -162,7 +162,7 @@ def _check(site: Site) -> None:
             raise SetupError(f"--port {site.port}, --http {site.http}: expected two from 1 to 65535")
 
 
-def _next_steps(site: Site) -> str:
+def _next_steps(site: SiteSettings) -> str:
     folder, version = site.folder, site.fields["version"]
     clone = Path(__file__).parents[3] if IN_CHECKOUT else Path()
     where = "" if IN_CHECKOUT else f", in a clone of version {version}"

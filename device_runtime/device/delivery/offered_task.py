@@ -42,9 +42,10 @@ class NotFetched(DeviceError):
 
 @dataclass(frozen=True)
 class OfferedTask:
-    """An offer, the bundles of its task and, by name, of the other members of its family, and what it serves.
+    """A task as it is offered to a device.
 
-    `weights`: None where these cannot be had.
+    family: bundles of the other models that it trains, by name. weights: of the model that it serves; None
+    where these cannot be fetched.
     """
 
     offer: Offer
@@ -54,9 +55,10 @@ class OfferedTask:
 
 
 def fetch(connection: Connection, task: str, folder: Path) -> OfferedTask:
-    """Fetch a task, the first by name if `task` is empty, into the device's folder; blobs there are not sent.
+    """Fetch a task into the device's folder, without the blobs that are there already.
 
-    Uses a connection of its own. Raises NotFetched, BrokerError, ModelError.
+    task: its name; empty for the first by name. Uses a connection of its own. Raises NotFetched, BrokerError,
+    ModelError.
     """
     inbox: SimpleQueue[Event] = SimpleQueue()
     filters = (topics.OFFERS, topics.down(connection.name, "#"))

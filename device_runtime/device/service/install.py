@@ -1,4 +1,4 @@
-"""Installs and removes a device as a service: a systemd unit of a user or of the machine, or in Termux."""
+"""Installs a device as a service, of systemd or Termux, and removes it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from device_runtime.device.errors import InstallError
 
 SYSTEM_USER = "device-runtime-device"
-"""The account, which all devices of a machine share and nothing else uses; made with the first of them."""
+"""The account that all devices of a machine share. The first of them makes it."""
 SYSTEM_STATE = Path("/var/lib") / SYSTEM_USER
 """Its home: a folder for each device."""
 HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # noqa: S108 - shown by name
@@ -36,7 +36,7 @@ HARDENED = (
     *("CapabilityBoundingSet=", "SystemCallArchitectures=native"),
     *("SystemCallFilter=@system-service", "SystemCallFilter=~@privileged", "SystemCallErrorNumber=EPERM"),
 )
-"""It reads the system and what it is given, writes its own folder, and speaks over the network; no more."""
+"""The service reads the system and its samples, writes its own folder, and uses the network; no more."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class SystemAccount:
     @classmethod
     def of(cls, folder: Path, paths: Iterable[Path], accelerator: bool = False) -> SystemAccount:
         """The account of the device in `folder`. Raises InstallError for paths that it could not read."""
-        wanted = tuple(dict.fromkeys(path.absolute() for path in paths))
-        groups = {group for path in wanted if (group := reading_group(path))}
-        paths = (*wanted, *program_folders())
+        readable = tuple(dict.fromkeys(path.absolute() for path in paths))
+        groups = {group for path in readable if (group := reading_group(path))}
+        paths = (*readable, *program_folders())
         for path in paths:
             check_way(path)
         return cls(folder, paths, tuple(sorted(groups)), accelerator)

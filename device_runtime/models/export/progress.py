@@ -1,4 +1,4 @@
-"""Shows the progress of an export: a moving line on a terminal, else a line now and then if it is slow."""
+"""Shows the progress of an export: a moving line on a terminal, elsewhere lines now and then."""
 
 import logging
 import shutil
