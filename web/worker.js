@@ -22,6 +22,11 @@ import { DEVICE, SAMPLES } from "./rpc.js";
 const clock = () => performance.now() / 1000;
 const tell = (/** @type {import("./rpc.js").WorkerMessage} */ message) => postMessage(message);
 const log = (/** @type {any} */ level, /** @type {string} */ text) => tell({ type: "log", level, text });
+/** Why there has been no connection yet. */
+const unconnected = (/** @type {any} */ level, /** @type {string} */ reason) => {
+  log(level, reason);
+  tell({ type: "link", connected: false, reason });
+};
 /** Reasons to pause, also those from before the device was opened. @type {Set<string>} */
 const pauses = new Set();
 
@@ -61,11 +66,20 @@ class Device {
     this._link = link;
     this._kept = store;
     this._left = false;
+    this._early = (/** @type {unknown} */ _event = null) => {};
   }
 
   /** Run until the device leaves. Throws errors that end it. */
   async run() {
-    if (await firstConnection(this._link, log, () => this._left)) await this._agent.run();
+    addEventListener("online", () => this.retry());
+    const early = () => new Promise((resolve) => (this._early = resolve));
+    if (await firstConnection(this._link, unconnected, () => this._left, early)) await this._agent.run();
+  }
+
+  /** Connect at once, if the device only waits for its next attempt. */
+  retry() {
+    this._early();
+    this._link.retry();
   }
 
   /** The work gate; see work_gate.js. */
@@ -135,6 +149,7 @@ const DO = {
   resume: ({ why }) => {
     pauses.delete(why);
     device?.workGate.resume(why);
+    device?.retry(); // a page that was hidden has often lost its connection
   },
   battery: ({ percent, plugged }) => {
     battery = { percent, plugged };

@@ -120,6 +120,7 @@ def visit(chromium: Any) -> Iterator[Callable[..., Visit]]:
 
     def make(case: str = "digits", **context: Any) -> Visit:
         script = f"self.scripted = {case!r};\n" + SCRIPTED.read_text()
+        context.setdefault("service_workers", "block")
         visits.append(Visit(chromium, Pages(OPEN, {}, {"/join/worker.js": script}), **context))
         return visits[-1]
 

@@ -1,5 +1,7 @@
 """The page's files over HTTP, with the headers that `serve --web` gives them; nothing else is there."""
 
+import base64
+import hashlib
 import json
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -23,12 +25,16 @@ class Pages(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, config: dict[str, Any], tokens: dict[str, str], instead: dict[str, str | bytes]
+        self,
+        config: dict[str, Any],
+        tokens: dict[str, str],
+        instead: dict[str, str | bytes],
+        port: int = 0,
     ) -> None:
         self.config, self.tokens, self.instead = config, tokens, instead
         self.claims: dict[str, str] = {}
         self.failing: set[str] = set()
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -38,6 +44,21 @@ class Pages(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"{self.origin}/join/page/"
+
+    def listing(self) -> dict[str, dict[str, str]]:
+        """The files of the page with their hashes, as `serve --web` lists them."""
+        from device_runtime.aggregator.http.join import JoinFiles
+
+        listing = JoinFiles(WEB, WEB / "vendor", ("", "")).listing()
+        for path, content in self.instead.items():
+            digest = hashlib.sha256(content.encode() if isinstance(content, str) else content).digest()
+            listing["files"][path.removeprefix("/join/")] = base64.b64encode(digest).decode()
+        return listing
+
+    def close(self) -> None:
+        """Ends it, and its connections: nobody answers at its port."""
+        self.shutdown()
+        self.server_close()
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -66,8 +87,10 @@ class _Handler(SimpleHTTPRequestHandler):
             self._say(503, "", "text/plain")
         elif self.path == "/join/config.json":
             self._say(200, json.dumps(self.server.config), "application/json")
+        elif self.path == "/join/files.json":
+            self._say(200, json.dumps(self.server.listing(), separators=(",", ":")), "application/json")
         elif self.path in self.server.instead:
-            self._say(200, self.server.instead[self.path], "text/javascript")
+            self._say(200, self.server.instead[self.path], self.guess_type(self.path))
         else:
             super().do_GET()
 

@@ -11,8 +11,9 @@ const BACK_OFF_S = /** @type {[number, number]} */ ([0.5, 30]);
  * waiting once in a row. Throws BrokerRefused: a device that is refused now would be refused later, too.
  * @param {{connect: () => Promise<void>}} link @param {(level: string, text: string) => void} log
  * @param {() => boolean} isStopped whether to give up and return false
+ * @param {() => Promise<unknown>} early resolves when an attempt is worth while before its time: the network is back
  */
-export async function firstConnection(link, log, isStopped = () => false) {
+export async function firstConnection(link, log, isStopped = () => false, early = () => new Promise(() => {})) {
   const delay = new ReconnectDelay(BACK_OFF_S, Math.random);
   let last = "";
   while (!isStopped()) {
@@ -24,7 +25,7 @@ export async function firstConnection(link, log, isStopped = () => false) {
       if (error.message !== last) log("warning", `${error.message}; trying again`);
       last = error.message;
       delay.failed();
-      await new Promise((resolve) => setTimeout(resolve, 1000 * delay.waitS()));
+      await Promise.race([early(), new Promise((resolve) => setTimeout(resolve, 1000 * delay.waitS()))]);
     }
   }
   return false;

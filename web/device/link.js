@@ -112,6 +112,13 @@ export class Link {
     });
   }
 
+  /** Connect at once, if the link only waits for the time of its next attempt. */
+  retry() {
+    if (this.#next === null) return;
+    clearTimeout(this.#next);
+    this.#reopen();
+  }
+
   /** How many messages the broker has not acknowledged: on this topic, or on any. */
   unacknowledged(topic = "") {
     if (!topic) return this.#pending.size;
@@ -148,6 +155,11 @@ export class Link {
     } catch (error) {
       if (this.#attempt === attempt) this.#onLost(oneLine(error));
     }
+  }
+
+  #reopen() {
+    this.#next = null;
+    this.#open();
   }
 
   /** Send waiting messages while the broker answers the subscriptions; after a reconnection, greet before that. */
@@ -215,7 +227,7 @@ export class Link {
     const wasReady = this.#ready;
     this.#ready = false;
     if (wasReady) this.#delay.lost(this.#options.clock() - this.#since);
-    this.#next = setTimeout(() => this.#open(), 1000 * this.#delay.waitS());
+    this.#next = setTimeout(() => this.#reopen(), 1000 * this.#delay.waitS());
     this.#delay.failed();
     const rival = this.#delay.crowded ? this.#clientId : "";
     if (wasReady) this.#tell({ kind: "disconnected", reason: disconnectReason(why, rival) });
@@ -230,6 +242,7 @@ export class Link {
     this.#attempt = null;
     this.#ready = false;
     clearTimeout(this.#next);
+    this.#next = null;
     this.#connection?.end({ orderly: this.#pending.size === 0 });
     this.#connection = null;
   }

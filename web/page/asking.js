@@ -1,7 +1,7 @@
 /** Asks the owner: for the device's name when it joins, and for confirmation before something is deleted. */
 
 import { byId, say } from "./dom.js";
-import { configuration, fetchAhead, join, suggestedName } from "./joining.js";
+import { checkVersion, configuration, fetchAhead, join, suggestedName } from "./joining.js";
 
 /** Asks for confirmation before something is deleted. @param {string} text @returns {Promise<boolean>} */
 export function sure(text) {
@@ -19,6 +19,7 @@ export function sure(text) {
  */
 export async function joinedBy(link, trouble) {
   const config = await configuration();
+  checkVersion(config);
   if (config.enrolment === "link" && !link) {
     throw new Error("Open the link, or scan the code, that the organisers gave you: nobody can join without it.");
   }

@@ -2,17 +2,23 @@
 
 import { hex, text, utf8 } from "../device/bytes.js";
 import { enrolmentOf } from "../device/enrolment.js";
+import { VERSION } from "../device/messages.js";
 import { drawn, dropLink } from "./link.js";
 
 const KEY = "joined";
 const CONFIG = new URL("../config.json", import.meta.url);
 const ENROL = new URL("../enrol", import.meta.url);
+const OFFLINE = new URL("../offline.js", import.meta.url);
+/** The cache of offline.js. */
+const CACHE = "device-runtime-page";
+/** Milliseconds that a page which is a device already waits for the server's settings. */
+const REFRESH_MS = 5_000;
 
 /**
  * @typedef {import("../rpc.js").Settings} Settings
  * @typedef {{name: string, title?: string, about?: string, labels: string[],
  *   input: import("../device/preparing.js").InputSpec}} Task what the page knows of a task before the model is here
- * @typedef {{enrolment: "link" | "open", broker: {url: string, user: string, password: string},
+ * @typedef {{enrolment: "link" | "open", protocol?: number, broker: {url: string, user: string, password: string},
  *   gateway: string, key: string, tasks: Task[]}} Config `gateway`: the broker's address relative to config.json
  * @typedef {{settings: Settings, tasks: Task[]}} Joined
  */
@@ -38,16 +44,42 @@ export function fetchAhead() {
   fetch(new URL("../vendor/ort/ort-wasm-simd-threaded.wasm", import.meta.url)).catch(() => {}); // loaded later
 }
 
-/** @returns {Promise<Config>} Throws Error in plain words. */
-export async function configuration() {
-  return answered(CONFIG, {});
+/** @param {RequestInit} [options] of the request @returns {Promise<Config>} Throws Error in plain words. */
+export async function configuration(options = {}) {
+  return answered(CONFIG, options);
 }
 
-/** What is stored, with the tasks and the broker's address as they are now. @param {Joined} joined */
+/** Throws Error, in plain words, if the server's messages are of another version than this page's. */
+export function checkVersion(/** @type {Config} */ { protocol = VERSION }) {
+  if (protocol === VERSION) return;
+  const older = "The server is newer than this page. Reload the page while the network is good: it then comes anew.";
+  throw new Error(protocol > VERSION ? older : "The server is older than this page: ask the organisers to update it.");
+}
+
+/** Keeps the files of the page, so that it opens without a network. Resolves when they are kept. */
+export async function keepPage() {
+  await navigator.serviceWorker?.register(OFFLINE).catch(() => {}); // tried again when the page is opened next
+  await navigator.serviceWorker?.ready;
+}
+
+/** Deletes the files of the page that this browser keeps. */
+export async function dropPage() {
+  const workers = (await navigator.serviceWorker?.getRegistrations()) ?? [];
+  await Promise.all(workers.map((worker) => worker.unregister()));
+  await globalThis.caches?.delete(CACHE);
+}
+
+/**
+ * What is stored, with the tasks and the broker's address as they are now, if the server answers.
+ * Throws Error if the server's messages are of another version. @param {Joined} joined
+ */
 export async function refreshed(joined) {
-  const config = await configuration().catch(() => null);
-  if (!config || (config.enrolment !== "open" && !joined.settings.token)) return joined;
-  return { tasks: tasksOf(config), settings: { ...joined.settings, broker: brokerOf(config), key: config.key } };
+  const config = await configuration({ signal: AbortSignal.timeout(REFRESH_MS) }).catch(() => null);
+  if (!config) return joined;
+  checkVersion(config);
+  if (config.enrolment !== "open" && !joined.settings.token) return joined;
+  const tasks = tasksOf(config);
+  return { tasks: tasks.length ? tasks : joined.tasks, settings: { ...joined.settings, broker: brokerOf(config), key: config.key } };
 }
 
 /**
@@ -86,7 +118,8 @@ function brokerOf({ broker, gateway }) {
 
 async function answered(url, options) {
   const answer = await fetch(url, { cache: "no-store", credentials: "omit", ...options }).catch(() => {
-    throw new Error("The server does not answer: is this device in the same network?");
+    const offline = "This device has no network: join when it is back.";
+    throw new Error(navigator.onLine === false ? offline : "The server does not answer: is this device in the same network?");
   });
   const reply = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(`The server says no (${answer.status}): ${reply.detail ?? "no reason given"}.`);

@@ -6,7 +6,7 @@ import { joinedBy, sure } from "./asking.js";
 import { Device } from "./device.js";
 import { deleteDisk, openDisk } from "./disk_indexeddb.js";
 import { byId, say } from "./dom.js";
-import { forget, refreshed, remember, remembered } from "./joining.js";
+import { checkVersion, configuration, dropPage, forget, keepPage, refreshed, remember, remembered } from "./joining.js";
 import { Learning } from "./learning.js";
 import { linkOfAddress, linkUsed } from "./link.js";
 import { forgetHelped, Now, showDevice } from "./now.js";
@@ -29,12 +29,14 @@ class Page {
   constructor(disk, { settings, tasks }) {
     this._disk = disk;
     this._settings = settings;
+    this._tasks = tasks;
     this._paused = new Set();
     this._now = new Now();
     this._learning = new Learning();
     this._waiting = new Waiting(new Date());
     this._about = null;
     this._persisted = false;
+    this._left = false;
     /** @type {{input: any, labels: string[]} | null} */
     this._model = null;
     this._device = new Device(settings, (message) => this._hear(message).catch((error) => trouble(error.message)));
@@ -58,8 +60,22 @@ class Page {
       byId(id).addEventListener("click", () => deed().catch((error) => trouble(error.message)));
     }
     this._showDevice();
+    keepPage().then(() => say(byId("opens"), "This page opens without a network, too."));
     this._persisted = await persist();
     this._showDevice();
+  }
+
+  /** The task's samples can be made at the next opening, also without a network. */
+  async _remember(manifest) {
+    if (this._left) return;
+    const task = this._tasks.find(({ labels }) => String(labels) === String(manifest.labels));
+    await remember(this._disk, { settings: this._settings, tasks: [{ ...manifest, ...task }] });
+  }
+
+  /** The server may have been replaced by a newer one meanwhile. */
+  async _reconnected() {
+    const config = await configuration().catch(() => null);
+    if (config) checkVersion(config);
   }
 
   async _hear(message) {
@@ -68,13 +84,17 @@ class Page {
     this._showWaiting();
     this._keepAwake();
     if (message.type === "link") connection(message.connected);
+    if (message.type === "link" && message.connected) await this._reconnected();
     if (message.type === "log" && message.level !== "info") say(byId("notice"), `${message.text}.`);
     if (message.type === "unloaded") say(byId("notice"), message.text && `${message.text}.`);
     if (message.type === "stopped") trouble(`The device has stopped: ${message.text}. Reload the page to start it again.`);
     if (["link", "plan", "receipt"].includes(message.type)) say(byId("notice"), "");
     if (message.type === "task") this._about = message;
     if (["task", "traffic", "receipt"].includes(message.type)) this._showDevice();
-    if (message.type === "task") await this._begin(message.manifest);
+    if (message.type === "task") {
+      await this._begin(message.manifest);
+      await this._remember(message.manifest);
+    }
     if (message.type === "evaluated" && this._model) this._learning.evaluated(message, this._model.labels.length);
     if (["task", "evaluated"].includes(message.type)) await this._teaching?.again();
   }
@@ -153,6 +173,7 @@ class Page {
   async _leave() {
     const byLink = "Leave the task? A link is good for one browser once: to come back, this one needs another link.";
     if (this._settings.token && !(await sure(byLink))) return;
+    this._left = true;
     this._teaching?.close();
     await this._device.leave();
     await forget(this._disk);
@@ -161,11 +182,12 @@ class Page {
 
   async _forget() {
     if (!(await sure("Leave the task, and delete everything that this page has stored: samples, model, name?"))) return;
+    this._left = true;
     this._teaching?.close();
     await this._device.leave();
     this._disk.close();
     forgetHelped();
-    await Promise.all([deleteDisk(SAMPLES), deleteDisk(DEVICE)]);
+    await Promise.all([deleteDisk(SAMPLES), deleteDisk(DEVICE), dropPage()]);
     location.reload();
   }
 }

@@ -111,7 +111,7 @@ export const forgetHelped = () => localStorage.removeItem(HELPED);
 /** What happens now, in one line; null if a message does not change it. @param {any} told @param {Now} now */
 function line(message, now) {
   const lines = {
-    link: () => (now.over ? null : message.connected ? "Connected. Asking for the task …" : `Not connected: ${message.reason}. Trying again …`),
+    link: () => (now.over ? null : message.connected ? "Connected. Asking for the task …" : "Waiting for the network. What you add is kept here, and counts when it is back."),
     unloaded: () => `A part of this page's program could not be loaded. Trying again in ${seconds(message.wait)} …`,
     fetching: () => (now.training || now.over ? null : `Fetching the model: ${bytes(message.have)} of ${bytes(message.size)}`),
     task: () => (now.over ? null : message.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
+import json
 import logging
 import queue
 import re
@@ -221,6 +223,10 @@ GZIPPED = (".html", ".css", ".js", ".mjs", ".json", ".svg")
 """Files that are sent with gzip. `npm run vendor` puts a `.br` (Brotli) next to large files."""
 SMALLEST_GZIPPED = 1024
 """Bytes of the largest file that is not compressed."""
+LISTING = "files.json"
+"""The path of `JoinFiles.listing`, from which `offline.js` keeps the page."""
+LATER = re.compile(rf"{VENDOR}/ort/.*(webgpu|asyncify)")
+"""Files that a page loads only where it tries WebGPU."""
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -265,6 +271,7 @@ class JoinFiles:
         self._web, self._libraries = web.resolve(), libraries.resolve()
         self._policies = policies
         self._gzipped: dict[str, bytes] = {}
+        self._hashes: dict[str, str] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -277,6 +284,9 @@ class JoinFiles:
         """The response to GET or HEAD of `path`, below /join/."""
         if path == "":
             return RedirectResponse("page/", 308)
+        if path == LISTING:
+            text = json.dumps(self.listing(), separators=(",", ":"))
+            return Response(text, headers={"cache-control": "no-cache"}, media_type="application/json")
         file = self.find(path + "index.html" if path == "page/" else path)
         if file is None:
             return Response("there is no such file", 404, media_type="text/plain")
@@ -297,6 +307,37 @@ class JoinFiles:
             return None
         state = file.stat()
         return FoundFile(file, kind, state.st_size, f"{state.st_mtime_ns:x}-{state.st_size:x}")
+
+    def listing(self) -> dict[str, dict[str, str]]:
+        """The SHA-256 of each file of the page, in base64, by its path: `files`, and those of `LATER`."""
+        folders = [(self._libraries if name == VENDOR else self._web / name, name) for name in FOLDERS]
+        paths = [path.name for path in self._web.glob("*.js")]
+        for folder, name in folders:
+            paths += [f"{name}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.*")]
+        files = {path: self._hash(file) for path in sorted(paths) if (file := self.find(path))}
+        later = {path: files.pop(path) for path in list(files) if LATER.match(path)}
+        return {"files": files, "later": later}
+
+    @property
+    def first_visit_bytes(self) -> int:
+        """Bytes of all files of the page that a first visit loads, as they are sent to a browser."""
+        return sum(self._sent_bytes(file) for path in self.listing()["files"] if (file := self.find(path)))
+
+    def _sent_bytes(self, file: FoundFile) -> int:
+        """The size of a file as `_sent` sends it to a browser that takes Brotli."""
+        brotli = file.path.with_name(file.path.name + ".br")
+        if brotli.is_file():
+            return brotli.stat().st_size
+        zipped = file.path.suffix in GZIPPED and file.size > SMALLEST_GZIPPED
+        return len(self._gzip(file)) if zipped else file.size
+
+    def _hash(self, file: FoundFile) -> str:
+        """The SHA-256 of a file in base64, cached until the file changes."""
+        key = f"{file.path} {file.etag}"
+        if key not in self._hashes:
+            digest = hashlib.sha256(file.path.read_bytes()).digest()
+            self._hashes[key] = base64.b64encode(digest).decode()
+        return self._hashes[key]
 
     def _sent(self, file: FoundFile, headers: Headers, policy: str) -> Response:
         encodings = {word.partition(";")[0].strip() for word in headers.get("accept-encoding", "").split(",")}
