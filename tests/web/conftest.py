@@ -24,12 +24,20 @@ FLAGS = (
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
 )
+DETAILS = """
+try {
+  const name = "device-runtime details";
+  if (localStorage.getItem(name) === null) localStorage.setItem(name, "open");
+} catch { /* about:blank has none */ }
+"""
+"""Opens the details of the page at its first opening, as a person would by a tap."""
 SCRIPTED = Path(__file__).parent / "scripted_worker.js"
+ABOUT = "We teach a model to read digits, for post that machines sort."
 OPEN: dict[str, Any] = {
     "enrolment": "open",
     "broker": {"url": "ws://127.0.0.1:9", "user": "", "password": ""},
     "key": "",
-    "tasks": [{"name": "scripted"}],
+    "tasks": [{"name": "digits", "title": "Read handwriting", "about": ABOUT}],
 }
 
 
@@ -65,6 +73,7 @@ class Visit:
         self.pages = pages
         self.context = chromium.new_context(permissions=["camera", "microphone"], **context)
         self.context.set_default_timeout(PATIENCE_MS)
+        self.context.add_init_script(DETAILS)
         self.wrong: list[str] = []
         self.requests: list[str] = []
         self.context.on("request", lambda request: self.requests.append(request.url))

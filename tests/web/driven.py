@@ -43,6 +43,7 @@ AWAITED = """
 const told = arguments[arguments.length - 1], given = [...arguments].slice(0, -1);
 (async () => { %s })().then((value) => told({ value }), (error) => told({ error: `${error}` }));
 """
+OPENED = "document.querySelector('#more:not([hidden])[aria-expanded=false]')?.click();"
 BOX = """
 const paper = document.querySelector("canvas.paper");
 paper.scrollIntoView({ block: "center" });
@@ -68,8 +69,8 @@ class Tab:
         return reply.get("value")
 
     def text(self) -> str:
-        """That can be seen."""
-        return str(self.run("return document.body.innerText"))
+        """That can be seen, with the details open."""
+        return str(self.run(f"{OPENED} return document.body.innerText"))
 
     def until(self, ready: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
         """What it gave in the end. Raises DriverError with what the page says."""

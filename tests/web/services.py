@@ -46,10 +46,10 @@ class Services:
         self._launched, self._eventually, self._folder = launched, eventually, folder
 
     @contextmanager
-    def __call__(self, *arguments: object, name: str = "run") -> Iterator[Served]:
-        """Start one; `given` are options."""
+    def __call__(self, *arguments: object, name: str = "run", port: int = 0) -> Iterator[Served]:
+        """Start one, of the run of this name, at this port of HTTP; 0: any."""
         log, run = self._folder / f"{name}.log", self._folder / name
-        where = ("--http", "127.0.0.1:0", "--web", "--run-dir", run)
+        where = ("--http", f"127.0.0.1:{port}", "--web", "--run-dir", run)
         with self._launched(log, "serve", *arguments, *where) as process:
             offered = re.compile(r"browsers join at (\S+)")
             self._eventually(lambda: process.poll() or offered.search(log.read_text()))

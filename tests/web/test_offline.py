@@ -1,14 +1,19 @@
 """The page without a network, in a real Chromium: it opens, takes samples, and is of one version."""
 
+from urllib.parse import urlsplit
+
 import pytest
 
+from .conftest import Visit
 from .seen import ONE, SEVEN, keep, stored
+from .services import Services
 from .serving_pages import Pages
 
-pytestmark = pytest.mark.slow
-
 KEPT = "navigator.serviceWorker.ready.then(() => true)"
-VERSION = "export const VERSION = 4;"
+KEYS = """async () => {
+  const cache = await caches.open("device-runtime-page");
+  return (await cache.keys()).map(({ url }) => url);
+}"""
 
 
 @pytest.fixture
@@ -45,6 +50,7 @@ def test_the_page_opens_without_its_server_takes_samples_and_has_them_when_it_is
     page.get_by_text("Round 4: working").wait_for()
 
 
+@pytest.mark.slow
 def test_the_first_opening_after_an_update_shows_the_new_version_and_keeps_no_old_file(visit_kept):
     visitor, page = visit_kept()
     index = page.evaluate("fetch('/join/page/index.html').then((answer) => answer.text())")
@@ -57,13 +63,12 @@ def test_the_first_opening_after_an_update_shows_the_new_version_and_keeps_no_ol
     page.reload()
     assert page.title() == "A newer page"
     page.wait_for_selector("#teach:not([hidden])")
-    keys = page.evaluate(
-        "caches.open('device-runtime-page').then((cache) => cache.keys()).then((all) => all.map((r) => r.url))"
-    )
+    keys = page.evaluate(KEYS)
     assert len(keys) == len(set(keys)) > 100
     assert len([key for key in keys if "page/index.html" in key]) == 1
 
 
+@pytest.mark.slow
 def test_an_update_of_which_a_file_is_missing_changes_nothing(visit_kept):
     visitor, page = visit_kept()
     title = page.title()
@@ -76,6 +81,7 @@ def test_an_update_of_which_a_file_is_missing_changes_nothing(visit_kept):
     assert page.title() == title
 
 
+@pytest.mark.slow
 def test_a_page_that_is_older_than_the_wire_of_its_server_says_so(visit_kept):
     visitor, page = visit_kept()
     visitor.pages.config = {**visitor.pages.config, "protocol": 5}
@@ -86,20 +92,52 @@ def test_a_page_that_is_older_than_the_wire_of_its_server_says_so(visit_kept):
     assert page.locator("#board").is_hidden()
 
 
-def test_settings_credentials_and_the_list_itself_are_not_kept_and_deleting_everything_deletes_the_page(
-    visit_kept,
-):
-    visitor, page = visit_kept()
+@pytest.mark.slow
+def test_only_files_of_the_page_are_kept_and_deleting_everything_deletes_them(visit_kept):
+    _, page = visit_kept()
     page.evaluate("fetch('/join/config.json')")
-    urls = """caches.keys().then((names) => Promise.all(names.map((name) => caches.open(name))))
-      .then((all) => Promise.all(all.map((cache) => cache.keys())))
-      .then((all) => all.flat().map((request) => new URL(request.url).pathname))"""
-    paths = page.evaluate(urls)
-    assert "/join/page/main.js" in paths
-    assert all(path.endswith("/files.json") or not path.endswith(".json") for path in paths)
-    assert not [path for path in paths if "enrol" in path.rsplit("/", 1)[1].removesuffix(".js") and "." not in path]
+    paths = [key.partition("/join/")[2].partition("?")[0] for key in page.evaluate(KEYS)]
+    assert "page/main.js" in paths
+    others = [path for path in paths if not path.startswith(("page/", "device/", "vendor/"))]
+    assert sorted(others) == ["files.json", "offline.js", "rpc.js", "worker.js"]
     page.click("#forget")
     page.click("#sure button[value=yes]")
     page.wait_for_selector("#join:not([hidden])")
     assert page.evaluate("caches.keys()") == []
     assert page.evaluate("navigator.serviceWorker.getRegistrations().then((all) => all.length)") == 0
+
+
+@pytest.mark.slow
+def test_what_is_added_while_the_server_is_away_counts_when_it_is_back(
+    chromium, launched, eventually, digits, tmp_path
+):
+    serve = Services(launched, eventually, tmp_path)
+    options = ("--bundle", "digits-wrn-10-1", "--rounds", 500, "--kinds", "full", "--deadline", 20)
+    with serve(*options) as served:
+        visitor = Visit(chromium, served.pages)
+        page = visitor.open()
+        page.get_by_text("It loads about 4 MB, once").wait_for()
+        page.click("#join button")
+        page.click("#files summary")
+        page.set_input_files("#files-input", digits / "0.npz")
+        page.get_by_text("250 samples,").wait_for()
+        page.get_by_text("You helped").wait_for()
+        page.evaluate(KEPT)
+    page.reload()
+    page.get_by_text("Waiting for the network.").wait_for()
+    page.click("#files summary")
+    page.set_input_files("#files-input", digits / "1.npz")
+    page.get_by_text("500 samples,").wait_for()
+    before = helped(page)
+    with serve(*options, port=urlsplit(visitor.pages.origin).port) as served:
+        eventually(lambda: helped(page) > before)
+        rounds = [row["round"] for row in served.contributions() if row["device"].startswith("browser-")]
+        assert len(rounds) == len(set(rounds)) >= before
+    visitor.context.close()
+
+
+HELPED = "Number(document.querySelector('#helped').textContent.match(/[0-9]+/)?.[0] ?? 0)"
+
+
+def helped(page):
+    return page.evaluate(HELPED)

@@ -111,7 +111,7 @@ def test_the_page_says_what_is_trained_why_and_what_is_sent(visit):
     page = visit().joined()
     now = page.inner_text("section[aria-labelledby=now-head]")
     for text in (
-        "trains the upper part of the model on those of your samples that it is least sure of",
+        "trains the upper part of the model on a quarter of your samples, those it is least sure of",
         "4.2 s",
         "13 J",
         "198 kB, 49,400 numbers: the upper part of the model after training",

@@ -1,7 +1,9 @@
 /** Asks the owner: for the device's name when it joins, and for confirmation before something is deleted. */
 
 import { byId, say } from "./dom.js";
+import { bytes } from "./format.js";
 import { checkVersion, configuration, fetchAhead, join, suggestedName } from "./joining.js";
+import { savesData } from "./work_rules.js";
 
 /** Asks for confirmation before something is deleted. @param {string} text @returns {Promise<boolean>} */
 export function sure(text) {
@@ -28,7 +30,8 @@ export async function joinedBy(link, trouble) {
   fetchAhead();
   byId("naming").hidden = config.enrolment === "link";
   byId("name").value = suggestedName(navigator.userAgent);
-  say(byId("about"), config.tasks.map(({ name, title }) => title || name).join(", "));
+  say(byId("about"), config.tasks.map(({ name, title }) => (title && title !== name ? title : `Train a model together: ${name}`)).join(", "));
+  say(byId("loads"), loads(config));
   say(byId("purpose"), config.tasks.map(({ about }) => about).filter(Boolean).join(" "));
   return new Promise((resolve) => {
     form.addEventListener("submit", async (event) => {
@@ -44,4 +47,13 @@ export async function joinedBy(link, trouble) {
       form.querySelector("button").disabled = false;
     });
   });
+}
+
+/** How much comes at the first visit. @param {import("./joining.js").Config} config */
+function loads({ page_bytes: page = 0, tasks }) {
+  const model = Math.max(0, ...tasks.map(({ model_bytes: size }) => size ?? 0));
+  const about = (/** @type {number} */ size) => bytes(Number(size.toPrecision(2)));
+  const saving = savesData() ? " Your browser is set to save data: nothing is computed or sent until you switch that off." : "";
+  if (!page) return saving.trim();
+  return `It loads about ${about(page + model)}, once${model ? `: this page, and a model of ${about(model)}` : ""}.${saving}`;
 }

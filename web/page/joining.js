@@ -4,6 +4,7 @@ import { hex, text, utf8 } from "../device/bytes.js";
 import { enrolmentOf } from "../device/enrolment.js";
 import { VERSION } from "../device/messages.js";
 import { drawn, dropLink } from "./link.js";
+import { savesData } from "./work_rules.js";
 
 const KEY = "joined";
 const CONFIG = new URL("../config.json", import.meta.url);
@@ -16,10 +17,11 @@ const REFRESH_MS = 5_000;
 
 /**
  * @typedef {import("../rpc.js").Settings} Settings
- * @typedef {{name: string, title?: string, about?: string, labels: string[],
+ * @typedef {{name: string, title?: string, about?: string, ask?: string, model_bytes?: number, labels: string[],
  *   input: import("../device/preparing.js").InputSpec}} Task what the page knows of a task before the model is here
- * @typedef {{enrolment: "link" | "open", protocol?: number, broker: {url: string, user: string, password: string},
- *   gateway: string, key: string, tasks: Task[]}} Config `gateway`: the broker's address relative to config.json
+ * @typedef {{enrolment: "link" | "open", protocol?: number, page_bytes?: number, broker: {url: string, user: string, password: string},
+ *   gateway: string, key: string, tasks: Task[]}} Config `gateway`: the broker's address relative to config.json;
+ *   `page_bytes`: of the page's files as they are sent; `model_bytes`: what is fetched before a first round
  * @typedef {{settings: Settings, tasks: Task[]}} Joined
  */
 
@@ -39,8 +41,12 @@ export async function forget(disk) {
   await dropLink(disk);
 }
 
-/** Loads the 14 MB that will be needed while the user reads the form. */
+/** Whether the task's model is known, so that samples can be made. @param {Task} task */
+export const isReady = (task) => Boolean(task.input?.shape);
+
+/** Loads the runtime, which will be needed, while the user reads the form; not where data is to be saved. */
 export function fetchAhead() {
+  if (savesData()) return;
   fetch(new URL("../vendor/ort/ort-wasm-simd-threaded.wasm", import.meta.url)).catch(() => {}); // loaded later
 }
 
@@ -78,8 +84,8 @@ export async function refreshed(joined) {
   if (!config) return joined;
   checkVersion(config);
   if (config.enrolment !== "open" && !joined.settings.token) return joined;
-  const tasks = tasksOf(config);
-  return { tasks: tasks.length ? tasks : joined.tasks, settings: { ...joined.settings, broker: brokerOf(config), key: config.key } };
+  const tasks = config.tasks.some(isReady) ? config.tasks : joined.tasks;
+  return { tasks, settings: { ...joined.settings, broker: brokerOf(config), key: config.key } };
 }
 
 /**
@@ -89,7 +95,7 @@ export async function refreshed(joined) {
  * @returns {Promise<Joined>} Throws Error in plain words.
  */
 export async function join(config, { name, link }) {
-  const tasks = tasksOf(config);
+  const { tasks } = config;
   const settings = { name, token: "", broker: brokerOf(config), key: config.key, task: "" };
   if (config.enrolment === "open") return { tasks, settings };
   const token = link.token || (await exchanged(link));
@@ -106,9 +112,6 @@ async function exchanged({ secret, claim }) {
   const { token } = await answered(ENROL, { method: "POST", headers, body: JSON.stringify({ secret, claim }) });
   return token;
 }
-
-/** Tasks for which samples can be made already. @param {Config} config */
-const tasksOf = ({ tasks }) => tasks.filter((task) => task.input?.shape);
 
 /** @param {Config} config @returns {import("../rpc.js").Broker} */
 function brokerOf({ broker, gateway }) {

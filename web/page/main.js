@@ -6,15 +6,17 @@ import { joinedBy, sure } from "./asking.js";
 import { Device } from "./device.js";
 import { deleteDisk, openDisk } from "./disk_indexeddb.js";
 import { byId, say } from "./dom.js";
-import { checkVersion, configuration, dropPage, forget, keepPage, refreshed, remember, remembered } from "./joining.js";
+import { checkVersion, configuration, dropPage, forget, isReady, keepPage, refreshed, remember, remembered } from "./joining.js";
 import { Learning } from "./learning.js";
 import { linkOfAddress, linkUsed } from "./link.js";
 import { forgetHelped, Now, showDevice } from "./now.js";
 import { showStored } from "./stored.js";
 import { Teaching } from "./teaching.js";
 import { Waiting } from "./waiting.js";
-import { OWNER, PageWorkRules, persist } from "./work_rules.js";
+import { OWNER, PageWorkRules, persist, savesData } from "./work_rules.js";
 
+/** Where this browser keeps whether the details are open. */
+const DETAILS = "device-runtime details";
 /** Milliseconds between looks at how long the device has waited. */
 const LOOK_MS = 1000;
 
@@ -44,32 +46,48 @@ class Page {
       pause: (why) => this._pause(why),
       resume: (why) => this._resume(why),
       battery: (percent, plugged) => this._device.ask({ do: "battery", percent, plugged }),
-      said: (text) => say(byId("manners"), text),
+      said: (what, text) => say(byId({ battery: "manners", data: "data" }[what]), text),
     });
     this._wire();
     setInterval(() => this._showWaiting(), LOOK_MS);
-    if (tasks.length === 1) this._begin(tasks[0]).catch((error) => trouble(error.message));
+    this._showTask(tasks.length === 1 ? tasks[0] : null);
+    if (tasks.length === 1 && isReady(tasks[0])) this._begin(tasks[0]).catch((error) => trouble(error.message));
   }
 
   async _wire() {
     byId("board").hidden = byId("controls").hidden = false;
     connection(null);
+    showDetails(localStorage.getItem(DETAILS) === "open");
+    byId("more").addEventListener("click", () => {
+      showDetails(byId("details").hidden);
+      if (!byId("details").hidden) byId("details").scrollIntoView({ block: "start" });
+    });
     byId("pause").addEventListener("click", () => (this._paused.has(OWNER) ? this._resume(OWNER) : this._pause(OWNER)));
     const deeds = { leave: () => this._leave(), forget: () => this._forget(), clear: () => this._clear() };
     for (const [id, deed] of Object.entries(deeds)) {
       byId(id).addEventListener("click", () => deed().catch((error) => trouble(error.message)));
     }
     this._showDevice();
-    keepPage().then(() => say(byId("opens"), "This page opens without a network, too."));
+    if (!savesData()) keepPage().then(() => say(byId("opens"), "This page opens without a network, too."));
     this._persisted = await persist();
     this._showDevice();
+  }
+
+  /** What the task is, in its own words. @param {import("./joining.js").Task | null | undefined} task */
+  _showTask(task) {
+    if (!task) return;
+    this._task = task;
+    say(byId("title"), task.title || task.name);
+    byId("task").hidden = false;
+    say(byId("task-head"), task.title || task.name);
+    say(byId("task-about"), task.about ?? "");
+    say(byId("question"), task.ask || "What is it?");
   }
 
   /** The task's samples can be made at the next opening, also without a network. */
   async _remember(manifest) {
     if (this._left) return;
-    const task = this._tasks.find(({ labels }) => String(labels) === String(manifest.labels));
-    await remember(this._disk, { settings: this._settings, tasks: [{ ...manifest, ...task }] });
+    await remember(this._disk, { settings: this._settings, tasks: [{ ...this._task, ...manifest, name: this._task?.name ?? manifest.name }] });
   }
 
   /** The server may have been replaced by a newer one meanwhile. */
@@ -90,6 +108,7 @@ class Page {
     if (message.type === "stopped") trouble(`The device has stopped: ${message.text}. Reload the page to start it again.`);
     if (["link", "plan", "receipt"].includes(message.type)) say(byId("notice"), "");
     if (message.type === "task") this._about = message;
+    if (message.type === "offer") this._showTask(this._tasks.find(({ name }) => name === message.task));
     if (["task", "traffic", "receipt"].includes(message.type)) this._showDevice();
     if (message.type === "task") {
       await this._begin(message.manifest);
@@ -196,6 +215,13 @@ class Page {
 function sameSamples(first, other) {
   const textOf = ({ input, labels }) => JSON.stringify([input.shape, input.scale, Array.from(input.mean ?? []), Array.from(input.std ?? []), labels]);
   return textOf(first) === textOf(other);
+}
+
+/** @param {boolean} open */
+function showDetails(open) {
+  byId("details").hidden = !open;
+  byId("more").setAttribute("aria-expanded", String(open));
+  localStorage.setItem(DETAILS, open ? "open" : "");
 }
 
 /** Shows whether the device is connected. @param {boolean | null} on null: not yet */

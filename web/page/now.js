@@ -2,7 +2,7 @@
 
 import { byId, h, say, tiles } from "./dom.js";
 import { bytes, joules, percent, plural, seconds } from "./format.js";
-import { became, called, does, sends, verdict } from "./meaning.js";
+import { became, called, does, idle, sends, verdict } from "./meaning.js";
 
 const ROUND = "Waiting for the next round …";
 /** Where this browser keeps in how many rounds it helped, and the last of them. */
@@ -89,12 +89,11 @@ export class Now {
     say(byId("helped"), this._helped ? `You helped ${plural(this._helped, "time")}${knows}` : "");
     byId("progress").hidden = !this.training;
     byId("progress").value = this._progress?.share ?? 0;
-    const why = () => (plan.label ? does(plan.label) : lacksSamples(plan) ? "" : `${plan.reasons.join("; ")}.`);
+    const why = () => (plan.label ? does(plan.label) : lacksSamples(plan) ? "" : idle(plan));
     say(byId("does"), plan && !this.over ? why() : "");
     tiles(byId("round"), [
       ["Task", this._round.task],
       ["Round", this._round.number ? String(this._round.number) : ""],
-      ["Kind of update", plan?.label ? called(plan.label) : ""],
       ["Time, estimated", plan?.cost ? seconds(plan.cost.seconds) : ""],
       ["Energy, estimated", plan?.cost ? joules(plan.cost.energyJ) : ""],
       ["Left, estimated", this.training && this._progress ? seconds(this._progress.leftS) : ""],
@@ -111,7 +110,7 @@ export const forgetHelped = () => localStorage.removeItem(HELPED);
 /** What happens now, in one line; null if a message does not change it. @param {any} told @param {Now} now */
 function line(message, now) {
   const lines = {
-    link: () => (now.over ? null : message.connected ? "Connected. Asking for the task …" : "Waiting for the network. What you add is kept here, and counts when it is back."),
+    link: () => (now.over ? null : message.connected ? "Connected. Asking for the task …" : "Waiting for the network. What you add is kept until then."),
     unloaded: () => `A part of this page's program could not be loaded. Trying again in ${seconds(message.wait)} …`,
     fetching: () => (now.training || now.over ? null : `Fetching the model: ${bytes(message.have)} of ${bytes(message.size)}`),
     task: () => (now.over ? null : message.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
@@ -138,17 +137,17 @@ function explain(plan) {
   const content = JSON.stringify(plan.rows);
   if (byId("rows").dataset.shown === content) return;
   byId("rows").dataset.shown = content;
-  const heads = ["Kind", "Time", "Memory", "Sends", "Energy", "Why"];
+  const heads = ["What it could do", "Time", "Memory", "Sends", "Energy", "Why"];
   const rows = plan.rows.map((row) =>
     h(
       "tr",
       { class: row.taken ? "taken" : null },
-      h("th", { scope: "row" }, called(row.kind), " ", h("small", {}, row.kind)),
+      h("th", { scope: "row" }, called(row.kind)),
       ...cells(row).map((cell, i) => h("td", { "data-head": heads[i + 1] }, cell)),
     ),
   );
   const head = h("tr", {}, ...heads.map((name) => h("th", { scope: "col" }, name)));
-  byId("rows").replaceChildren(h("table", {}, h("caption", { class: "sr" }, "Kinds of update"), h("thead", {}, head), h("tbody", {}, ...rows)));
+  byId("rows").replaceChildren(h("table", {}, h("caption", { class: "sr" }, "What this device could do"), h("thead", {}, head), h("tbody", {}, ...rows)));
 }
 
 function cells({ cost, why }) {

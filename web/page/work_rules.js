@@ -1,14 +1,16 @@
-/** A browser's rules for work: pauses the device while its page is hidden, or the battery is low. */
+/** A browser's rules for work: pauses the device while its page is hidden, the battery is low, or data is saved. */
 
 const LOW = 0.2;
 
 export const HIDDEN = "the page is hidden";
 export const BATTERY = "the battery is low";
+export const SAVING = "the browser is set to save data";
 export const OWNER = "you paused it";
 
 /**
- * @typedef {{pause: (why: string) => void, resume: (why: string) => void, said: (text: string) => void,
- *   battery: (percent: number, plugged: boolean) => void}} RulesListener said: shows a text about the battery
+ * @typedef {{pause: (why: string) => void, resume: (why: string) => void,
+ *   said: (what: "battery" | "data", text: string) => void,
+ *   battery: (percent: number, plugged: boolean) => void}} RulesListener said: shows a text about battery or data
  */
 export class PageWorkRules {
   /** @param {RulesListener} listener */
@@ -20,6 +22,7 @@ export class PageWorkRules {
     document.addEventListener("visibilitychange", () => this._seen());
     this._seen();
     this._battery();
+    this._data();
   }
 
   /** Keep the screen on during a round's work, if the browser allows it. @param {boolean} training */
@@ -56,18 +59,35 @@ export class PageWorkRules {
   /** Watch the battery, if the browser gives access to it. */
   async _battery() {
     const battery = await /** @type {any} */ (navigator).getBattery?.().catch(() => null);
-    if (!battery) return this._listener.said("This browser does not tell how full the battery is: plug in, or pause, when it runs low.");
+    if (!battery) return this._listener.said("battery", "This browser does not tell how full the battery is: plug in, or pause, when it runs low.");
     const look = () => {
       const low = !battery.charging && battery.level < LOW;
       if (low) this._listener.pause(BATTERY);
       else this._listener.resume(BATTERY);
       this._listener.battery(100 * battery.level, battery.charging);
-      this._listener.said(`Battery ${Math.round(100 * battery.level)} %${battery.charging ? ", charging" : ""}. Below ${100 * LOW} % it pauses until it is plugged in.`);
+      this._listener.said("battery", `Battery ${Math.round(100 * battery.level)} %${battery.charging ? ", charging" : ""}. Below ${100 * LOW} % it pauses until it is plugged in.`);
     };
     for (const change of ["levelchange", "chargingchange"]) battery.addEventListener(change, look);
     return look();
   }
+
+  /** Watch whether data is to be saved, if the browser tells. */
+  _data() {
+    const { connection } = /** @type {any} */ (navigator);
+    if (!connection) return this._listener.said("data", "This browser does not tell whether data is to be saved: pause while you pay for data.");
+    const look = () => {
+      if (connection.saveData) this._listener.pause(SAVING);
+      else this._listener.resume(SAVING);
+      const mobile = connection.type === "cellular" ? "This is a mobile network, which may cost money. " : "";
+      this._listener.said("data", `${mobile}It pauses while the browser is set to save data${connection.saveData ? ", as it is now" : ""}.`);
+    };
+    connection.addEventListener("change", look);
+    return look();
+  }
 }
+
+/** Whether the browser is set to save data. @returns {boolean} */
+export const savesData = () => Boolean(/** @type {any} */ (navigator).connection?.saveData);
 
 /** Ask the browser not to delete what is stored when it runs short of room. @returns {Promise<boolean>} */
 export async function persist() {

@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { bytes, joules, seconds } from "../page/format.js";
-import { became, called, does, sends, verdict } from "../page/meaning.js";
+import { make } from "../device/kinds/registry.js";
+import { became, called, does, idle, sends, verdict } from "../page/meaning.js";
 
 const KINDS = ["full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means"];
 
@@ -23,14 +24,34 @@ test("biases are described as biases", () => {
 
 test("every kind has its own description, and an unknown kind its name", () => {
   assert.equal(new Set(KINDS.map(does)).size, KINDS.length);
-  assert.equal(does("entropy-subset 25%"), does("entropy-subset"));
-  assert.match(does("tomorrow"), /of kind tomorrow/);
+  assert.match(does("entropy-subset 25%"), /upper part of the model on a quarter of your samples/);
+  assert.match(does("entropy-subset 30% epochs=2"), /about one in 3 of your samples, .*, twice over\.$/);
+  assert.match(does("tomorrow"), /called tomorrow/);
   assert.equal(sends({ kind: "tomorrow", form: "", bytesUp: 2e6, values: 1 }), "2 MB, 1 number");
 });
 
-test("every kind has a short name, and the reason why it was chosen is in plain words", () => {
+test("each form of each kind has words without the names and signs of the wire", () => {
+  const settings = {
+    full: { epochs: 20, graded: true },
+    peft: { tunables: ["head", "bias", "adapter", "prompt", "prefix", "lora", "sparse"], reduced_epochs: 1 },
+    "entropy-subset": { shares: [1, 0.75, 0.5, 0.25, 0.1, 0.3, 0.05], graded: true },
+  };
+  const forms = KINDS.flatMap((kind) => make(kind, settings[kind] ?? {}).variants());
+  assert.ok(forms.length > 30);
+  for (const { name, form } of forms) {
+    const words = [called(`${name} ${form}`.trimEnd()), sends({ kind: name, form, bytesUp: 1, values: 1, leastDevices: 0 })];
+    for (const text of words) assert.doesNotMatch(text, /[%=_-]|epochs|entropy|zeroth|class|bias=|few-shot|peft/);
+  }
+});
+
+test("the reason why nothing is done has no name of the wire", () => {
+  const rows = [{ why: "needs 91.0 s, 54.0 s are left" }, { why: "needs 91.0 s, 54.0 s are left" }];
+  assert.equal(idle({ rows, reasons: ["full needs 91.0 s, 54.0 s are left"] }), "Nothing fits this time: needs 91.0 s, 54.0 s are left.");
+  assert.match(idle({ rows: [], reasons: ["rests: nothing wanted (few-shot brings training)"] }), /^Other devices bring/);
+});
+
+test("every kind has a name, and the reason why it was chosen is in plain words", () => {
   assert.equal(new Set(KINDS.map(called)).size, KINDS.length);
-  assert.ok(KINDS.every((kind) => called(`${kind} 25%`) === called(kind) && called(kind) !== kind));
   assert.equal(called("tomorrow 2"), "tomorrow 2");
   const rows = [{ kind: "full", why: "needs 91.0 s, 54.0 s are left" }];
   const too = verdict({ label: "few-shot", straggler: true, rows });

@@ -55,7 +55,11 @@ KNOWN_WITHIN_S, LOOK_S = 5.0, 0.1
 
 @dataclass(frozen=True)
 class JoinableTask:
-    """A task as the page shows it before it has joined. `over`: the task is finished."""
+    """A task as the page shows it before it has joined.
+
+    `over`: the task is finished. `model_bytes`: what a device fetches before its first round, 0 while it is
+    not known.
+    """
 
     name: str
     bundle: str
@@ -67,6 +71,7 @@ class JoinableTask:
     over: bool = False
     title: str = ""
     about: str = ""
+    model_bytes: int = 0
 
 
 class JoinRoutes:
@@ -100,6 +105,7 @@ class JoinRoutes:
         `gateway` is the path of the MQTT gateway at the address of this page; if it is empty, the page
         connects to `broker`. If the broker is open to this machine only, requests that do not name this
         machine by a local name are refused: a page of another site must learn nothing (DNS rebinding).
+        `page_bytes`: of the page's files as a first visit loads them.
         """
         browser_access = self._browser_access
         if browser_access.passes_on and browser_access.site is None and not by_local_name(request):
@@ -110,6 +116,7 @@ class JoinRoutes:
             "enrolment": "link" if browser_access.site else "open",
             "broker": {"url": browser_access.broker, "user": "", "password": ""},
             "gateway": gateway.PATH if browser_access.passes_on else "",
+            "page_bytes": self._pages.first_visit_bytes,
             "key": browser_access.site.signer.public.hex() if browser_access.site else "",
             "tasks": [_joinable(service) for service in self._hosted],
         }
@@ -177,6 +184,7 @@ def _joinable(hosted: ServedTask) -> JoinableTask:
         over=over,
         title=task.title or task.name,
         about=task.about,
+        model_bytes=hosted.watch.model_bytes,
     )
     manifest = hosted.watch.manifest
     if manifest is None:

@@ -55,6 +55,8 @@ class TaskWatch:
         self._live = TaskStatus(task)
         self.manifest: Manifest | None = None
         """The manifest of the task's bundle; None until the service has started."""
+        self.model_bytes = 0
+        """What a device fetches before its first round; 0 until the service has started."""
 
     def __call__(self, event: RunEvent) -> None:
         with self._lock:
@@ -113,7 +115,7 @@ class TaskWatch:
                 self._change(phase="finished", closes_at=None, moved_at=now)
 
     def _start(self, event: Started) -> None:
-        self.manifest = event.manifest
+        self.manifest, self.model_bytes = event.manifest, event.model_bytes
         for closed in event.closed:
             self._close(closed)
             self._devices.closed(closed)

@@ -106,6 +106,7 @@ class Started:
     resumed: the run existed already.
     closed: the closed rounds of the run.
     manifest: the bundle's, as it was read at the start; None where no observer needs it.
+    model_bytes: what a device fetches before its first round, the bundle and the first base.
     """
 
     task: Task
@@ -113,6 +114,7 @@ class Started:
     resumed: bool
     closed: tuple[RoundClosed, ...]
     manifest: Manifest | None = None
+    model_bytes: int = 0
 
 
 @dataclass(frozen=True)

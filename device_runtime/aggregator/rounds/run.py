@@ -154,6 +154,11 @@ class InitialModels:
     bundles: Mapping[str, Blob]
     start: RoundStart
 
+    @property
+    def model_bytes(self) -> int:
+        """Bytes that a device fetches before its first round: the main bundle, and the base of round 1."""
+        return sum(blob.size for blob in (self.bundles[""], *self.start.base.checkpoint))
+
 
 class OpenRun:
     """An open run. Raises RunFolderError, BlobError when the disk fails, ModelError for a bad bundle."""

@@ -138,7 +138,10 @@ class Service:
         if not rounds.task.eval_data and rounds.given_rounds is None:
             self._say_what_measures()
         closed = rounds.store.rounds.closed()
-        self._ports.tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
+        start = Started(
+            rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest, rounds.initial.model_bytes
+        )
+        self._ports.tell(start)
         self._run.start()
         self._messages.admission.known_devices.remember((*self.state.asked, *self.state.devices))
 

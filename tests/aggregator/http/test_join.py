@@ -27,6 +27,7 @@ from device_runtime.broker.servers.broker_folder import BrokerFolder
 from device_runtime.broker.servers.broker_folder import BrokerSetup as BrokerSetup
 from device_runtime.broker.servers.server import BrokerOptions, WebSockets, find_ports
 from device_runtime.broker.wire.link import Link
+from device_runtime.broker.wire.messages import VERSION
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.models.bundles.bundle import Bundle, shipped_folder
 
@@ -36,7 +37,7 @@ from .test_watch import Broker
 
 TASK = Task(bundle="digits-wrn-10-1", name="digits", rounds=9, kinds=kinds_named(["full", "class-means"]))
 MANIFEST = Bundle.open(shipped_folder("digits-wrn-10-1")).manifest
-RUNS = Started(TASK, "r", False, (), MANIFEST)
+RUNS = Started(TASK, "r", False, (), MANIFEST, model_bytes=312_000)
 CLAIM = "c" * 43
 NOW = datetime.now(timezone.utc)
 
@@ -152,8 +153,10 @@ def test_who_calls_us_by_a_name_of_this_machine_is_told_how_to_join(running):
     assert reply.headers["cache-control"] == "no-store"
     config = reply.json
     assert (config["enrolment"], config["gateway"]) == ("open", "mqtt")
-    assert (config["key"], config["version"]) == ("", 1)
+    assert (config["key"], config["version"], config["protocol"]) == ("", 1, VERSION)
+    assert 0 < config["page_bytes"] < 10_000
     [task] = config["tasks"]
+    assert task["model_bytes"] == 312_000
     assert task["name"] == "digits"
     assert task["kinds"] == ["full", "class-means"]
     assert task["labels"] == [str(digit) for digit in range(10)]

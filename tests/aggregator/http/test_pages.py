@@ -1,7 +1,11 @@
 """Files of the join page: which are for browsers, which are not, and with what they are told to be read."""
 
+import base64
 import gzip
+import hashlib
+import json
 import os
+from pathlib import Path
 
 import pytest
 from starlette.datastructures import Headers
@@ -173,3 +177,31 @@ def test_no_page_of_ours_has_script_or_style_of_its_own():
     assert "<style" not in text
     assert " on" not in {word[:3] for word in text.split("<") if "=" in word}
     assert all('src="' in part.partition(">")[0] for part in text.split("<script")[1:])
+
+
+def test_the_page_s_files_are_listed_by_their_hashes_and_the_webgpu_build_apart(web, shelf):
+    later = "ort/ort-wasm-simd-threaded.asyncify.wasm"
+    lay(web[1], {later: "\0asm"})
+    listing = json.loads(get(shelf, "files.json").body)
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    assert listing["files"]["page/main.js"] == digest
+    assert sorted(listing["files"]) == [
+        "device/kinds/few_shot.js",
+        "page/index.html",
+        "page/main.js",
+        "page/picture.svg",
+        "vendor/mqtt.js",
+        "vendor/ort/ort-wasm-simd-threaded.wasm",
+        "worker.js",
+    ]
+    assert list(listing["later"]) == [f"vendor/{later}"]
+    (web[0] / "page" / "main.js").write_text("export const other = true;\n")
+    assert json.loads(get(shelf, "files.json").body)["files"]["page/main.js"] != digest
+
+
+def test_the_bytes_of_a_first_visit_are_those_of_the_answers_to_a_browser(shelf):
+    sent = []
+    for path in shelf.listing()["files"]:
+        answer = get(shelf, path, accept_encoding="gzip, deflate, br")
+        sent.append(len(answer.body) if hasattr(answer, "body") else Path(answer.path).stat().st_size)
+    assert shelf.first_visit_bytes == sum(sent) > 0
