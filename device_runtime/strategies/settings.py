@@ -41,6 +41,7 @@ class Setting:
     metavar: the option's value in help texts; empty: by type and unit.
     or_text: a pattern of texts that the option of a number takes too, for the command to find the number;
     text_example is one.
+    longest: the most characters of a text, which is then one line; 0 for any text.
     """
 
     meaning: str
@@ -58,6 +59,7 @@ class Setting:
     metavar: str = ""
     or_text: str = ""
     text_example: str = ""
+    longest: int = 0
 
     def has_text(self, value: object) -> bool:
         """Whether a value is a text that stands for a number, as `or_text` says."""
@@ -67,13 +69,15 @@ class Setting:
     def limited(self) -> bool:
         """Whether there are limits to check."""
         limits = (self.at_least, self.more_than, self.at_most, self.less_than)
-        return bool(self.choices) or any(isfinite(limit) for limit in limits)
+        return bool(self.choices or self.longest) or any(isfinite(limit) for limit in limits)
 
     @property
     def range(self) -> str:
         """The allowed values in words; "-" if any value of the type is allowed."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
+        if self.longest:
+            return f"a line of at most {self.longest} characters"
         strict = isfinite(self.more_than)
         if isfinite(self.less_than):
             low = f"more than {self.more_than}" if strict else f"at least {self.at_least}"
@@ -89,6 +93,8 @@ class Setting:
         """Whether a value is within the limits; where there are any, a number must be finite."""
         if self.choices:
             return value in self.choices
+        if self.longest:
+            return len(value) <= self.longest and value.isprintable()
         return bool(self.at_least <= value <= self.at_most and self.more_than < value < self.less_than)
 
 

@@ -136,6 +136,9 @@ export const Offer = message("Offer", [
   ["masks", orNull(Masks), null],
   ["shortages", orNull(Shortages), null],
   ["version", str(32), ""],
+  ["title", str(64), ""],
+  ["about", str(200), ""],
+  ["ask", str(200), ""],
 ], (offer, where) => {
   if (new Set(offer.rare).size < offer.rare.length) {
     throw new MessageError(`${where}.rare is ${offer.rare.join(", ")}: each is named once`);

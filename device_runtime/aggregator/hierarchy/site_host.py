@@ -163,6 +163,9 @@ class SiteHost:
         return Task(
             bundle=str(bundle.path.resolve()),
             name=offer.task,
+            title=offer.title,
+            about=offer.about,
+            ask=offer.ask,
             rounds=MOST_ROUNDS_OF_SITE,
             min_contributions=self.rules.min_contributions,
             late=self.rules.late,
@@ -178,9 +181,9 @@ def _folder_of(task: Task, of_run: Path) -> Path:
     """The folder of a site; one that an older version has named, whose tasks had fewer settings, stays."""
     for file in of_run.glob(f"*/{run_files.TASK_FILE}"):
         with suppress(OSError, TaskError):
-            if tasks.decode(file.read_bytes()).json() == task.json():
+            if tasks.decode(file.read_bytes()).untitled.json() == task.untitled.json():
                 return file.parent
-    return of_run / hashlib.sha256(task.json()).hexdigest()[:16]
+    return of_run / hashlib.sha256(task.untitled.json()).hexdigest()[:16]
 
 
 def _remove(site: Path) -> None:

@@ -72,6 +72,7 @@ class JoinableTask:
     title: str = ""
     about: str = ""
     model_bytes: int = 0
+    ask: str = ""
 
 
 class JoinRoutes:
@@ -185,6 +186,7 @@ def _joinable(hosted: ServedTask) -> JoinableTask:
         title=task.title or task.name,
         about=task.about,
         model_bytes=hosted.watch.model_bytes,
+        ask=task.ask,
     )
     manifest = hosted.watch.manifest
     if manifest is None:

@@ -41,6 +41,9 @@ class OfferMaker:
             base=run.initial.start.base,
             kinds=(),
             version=RELEASE,
+            title=run.task.title,
+            about=run.task.about,
+            ask=run.task.ask,
         )
 
     def lobby(self, number: int = 0) -> Offer:

@@ -113,10 +113,10 @@ def _line(cells: Sequence[object]) -> str:
 def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[str, bool]:
     """Checks that a run folder belongs to this task; returns the run's name and whether it is resumed.
 
-    A new folder becomes this task's. A run that is to have more rounds gets them, and one that was begun
-    without evaluation data may have any; its stored task stays without. `shas`: sha256 of the main model's
-    bundle and of the smaller ones', in the task's order. Raises RunFolderError for the folder of
-    another task, or of a run with other models.
+    A new folder becomes this task's. A run that is to have more rounds or other texts for people gets them,
+    and one that was begun without evaluation data may have any; its stored task stays without. `shas`: sha256
+    of the main model's bundle and of the smaller ones', in the task's order. Raises RunFolderError for the
+    folder of another task, or of a run with other models.
     """
     identity = Identity(task.json(), secrets.token_hex(4), b"".join(shas))
     stored = store.identity()
@@ -133,10 +133,11 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
         task = msgspec.structs.replace(task, eval_data=None)
     changed = ", ".join(_differences(begun, task))
     same = begun.json() == task.json()
-    if not same and not _is_longer(begun, task):
+    if not same and not _goes_on(begun, task):
         raise RunFolderError(
             f"run folder {store.folder} belongs to another task ({changed}): give another --run-dir, "
-            "or the settings it was begun with; rounds can be added, and eval_data to a run without"
+            "or the settings it was begun with; rounds can be added, and eval_data to a run without; title, "
+            "about and ask can be changed"
         )
     begun_with = (stored.bundles[at : at + SHA_BYTES] for at in range(0, len(identity.bundles), SHA_BYTES))
     for path, old, new in zip((task.bundle, *task.family), begun_with, shas, strict=True):
@@ -168,14 +169,14 @@ def begun_without_evaluation(folder: Path) -> bool:
         return False
 
 
-def _is_longer(begun: Task, task: Task) -> bool:
-    """Whether the task has more rounds and is the same otherwise.
+def _goes_on(begun: Task, task: Task) -> bool:
+    """Whether the task has more rounds or other texts for people, and is the same otherwise.
 
     A run with noise gets no more rounds, because its noise is made for their number.
     """
     noise = task.masks is not None and task.masks.epsilon is not None
-    same = msgspec.structs.replace(begun, rounds=task.rounds).json() == task.json()
-    return same and task.rounds > begun.rounds and not noise
+    same = msgspec.structs.replace(begun, rounds=task.rounds).untitled.json() == task.untitled.json()
+    return same and (task.rounds == begun.rounds or (task.rounds > begun.rounds and not noise))
 
 
 def _differences(old: Task, new: Task) -> list[str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.broker.wire import topics
-from device_runtime.broker.wire.messages import Kind
+from device_runtime.broker.wire.messages import LONGEST_SENTENCE, LONGEST_TITLE, Kind
 from device_runtime.broker.wire.step_log import round_seed
 from device_runtime.content import explained, near, read_toml, source_near
 from device_runtime.strategies import settings as ranges
@@ -111,10 +111,28 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         str, Setting("Name the task, in topics and folders; in a file, it is named as the file.", "digits")
     ] = "task"
     title: Annotated[
-        str, Setting("Name the task for people, on the page and the dashboard; empty: `name`.", "Read digits")
+        str,
+        Setting(
+            "Name the task for people: on devices, the page and the dashboard; empty: `name`.",
+            "Read digits",
+            longest=LONGEST_TITLE,
+        ),
     ] = ""
     about: Annotated[
-        str, Setting("Say in a sentence what the task is for.", "We teach a model to read handwriting.")
+        str,
+        Setting(
+            "Say in a sentence what the task is for.",
+            "We teach a model to read handwriting.",
+            longest=LONGEST_SENTENCE,
+        ),
+    ] = ""
+    ask: Annotated[
+        str,
+        Setting(
+            "Say in a short sentence what people give.",
+            "Draw a digit and tap what it is.",
+            longest=LONGEST_SENTENCE,
+        ),
     ] = ""
     rounds: Annotated[int, Setting("Run this many rounds.", 100, "rounds", at_least=1)] = 10
     round_deadline_s: Annotated[
@@ -493,6 +511,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def round_seed(self, number: int) -> int:
         """The seed that all devices of a round share; below 2**53, exact in every language's numbers."""
         return round_seed(self.seed, number)
+
+    @property
+    def untitled(self) -> Task:
+        """The task without its texts for people, which a run may change as it goes on."""
+        return msgspec.structs.replace(self, title="", about="", ask="")
 
     def json(self) -> bytes:
         """Canonical JSON: equal tasks give equal bytes; default settings are written out too."""

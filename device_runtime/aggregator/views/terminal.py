@@ -103,7 +103,7 @@ class TerminalState:
                 self.note = "finished"
 
     def _start(self, event: Started) -> None:
-        self.title = f"{event.task.name} (run {event.run})"
+        self.title = f"{event.task.title or event.task.name} (run {event.run})"
         self.rounds = event.task.rounds
         self.closed = list(event.closed)
         for closed in self.closed:

@@ -29,6 +29,8 @@ MOST_RARE = 16
 """The most labels of rare classes that an offer names."""
 MOST_SHORTAGES = 1024
 """The most labels of a task whose offers say what is wanted."""
+LONGEST_TITLE, LONGEST_SENTENCE = 64, 200
+"""The most characters of a task's title, and of each of its sentences for people."""
 MODELLED = "modelled"
 """The source of energy that no meter has measured; on the wire it is empty."""
 RESTS = "rests: "
@@ -266,6 +268,12 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     """What devices bring that is worth sending (`device.selection.resting`); None: all take part."""
     version: Annotated[str, Meta(max_length=32)] = ""
     """The version of the aggregator's program; empty of one that says none."""
+    title: Annotated[str, Meta(max_length=LONGEST_TITLE)] = ""
+    """The task's name for people; empty of one that has none."""
+    about: Annotated[str, Meta(max_length=LONGEST_SENTENCE)] = ""
+    """A sentence that says what the task is for."""
+    ask: Annotated[str, Meta(max_length=LONGEST_SENTENCE)] = ""
+    """A sentence that says what people give."""
 
     def __post_init__(self) -> None:
         if len(set(self.rare)) < len(self.rare):

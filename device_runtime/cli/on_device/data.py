@@ -13,6 +13,7 @@ import numpy as np
 
 from device_runtime.cli.options import DATA_HELP, add_data, add_format, as_json, memory_bytes, place, positive
 from device_runtime.device.connection.connecting import connect, folder_of, is_enrolled
+from device_runtime.device.connection.offers import task_text, task_title
 from device_runtime.device.engine.engine_guard import limit_bytes
 from device_runtime.device.errors import NoDevice
 from device_runtime.device.personal.kept import NothingKept, PersonalModel, PersonalModelStore, begun_with
@@ -80,28 +81,29 @@ class Judge:
     """What samples are held against: a task's bundle, and the weights of a model of it, if there are some.
 
     name: the task and the model, for people; empty if only the bundle is known. surely_trained: whether the
-    model was trained for a round at least.
+    model was trained for a round at least. text: what the task is for and what people give, if it says so.
     """
 
     bundle: Bundle
     weights: Tensors | None = None
     name: str = ""
     surely_trained: bool = True
+    text: str = ""
 
     @classmethod
     def of_offer(cls, task: OfferedTask, device: str) -> Judge:
         """The task that is offered to a device, and the model that it serves."""
         offer = task.offer
-        name = f"task {offer.task!r}, for which {device} is enrolled"
+        name = f"{task_title(offer)}, for which {device} is enrolled"
         if task.weights is not None and offer.round > 1:
             name += f", and {begun_with(offer.round)}"
-        return cls(task.bundle, task.weights, name, offer.round > 1)
+        return cls(task.bundle, task.weights, name, offer.round > 1, task_text(offer))
 
     def report(self, source: SampleSource, keep: Selection) -> SamplesReport:
         """Reads all samples, and tries the model. Raises DataError."""
         samples = LocalSamples(source, self.bundle.manifest, keep, self.bundle.texts)
         samples.refresh()
-        return replace(report(samples), model=self._checked(samples), judged_by=self.name)
+        return replace(report(samples), model=self._checked(samples), judged_by=self.name, task=self.text)
 
     def _checked(self, samples: LocalSamples) -> ModelCheck | None:
         """What the model makes of the samples; None where it cannot say anything, as without training."""

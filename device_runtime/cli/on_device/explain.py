@@ -141,6 +141,8 @@ def _explain(options: argparse.Namespace, bundle: Bundle, planned: PlannedTask) 
         print(as_json(rows))
         return
     print(f"{profile.name}, {load.samples} samples, {planned.name}, deadline {planned.deadline_s:g} s")
+    if planned.text:
+        print(planned.text)
     heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])
     print(tabulate([_cells(row, options.statistics) for row in rows], headers=heads, disable_numparse=True))
     print(plan.verdict)

@@ -12,11 +12,11 @@ from device_runtime.broker.errors import BlobError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.compact_round import UnknownRoundBefore, is_compact_offer
 from device_runtime.broker.wire.link_events import WAKE, Connected, Disconnected, Event, Received, Will
-from device_runtime.broker.wire.messages import RELEASE, Get, MessageError, decode
+from device_runtime.broker.wire.messages import RELEASE, Get, MessageError, Offer, decode
 from device_runtime.broker.wire.topics import TopicError
 from device_runtime.broker.wire.transfer import SendingLink
 from device_runtime.device.backend.base import MakeBackend
-from device_runtime.device.connection.offers import OfferStream, opened, update_advice
+from device_runtime.device.connection.offers import OfferStream, opened, task_text, task_title, update_advice
 from device_runtime.device.connection.presence import DeviceMessages
 from device_runtime.device.connection.trust import Trust
 from device_runtime.device.errors import WorkDied
@@ -55,6 +55,7 @@ class Agent:
         self.settings, self._clock = settings, clock
         self._listening_ends_at: float | None = None
         self._aggregator_version = ""
+        self._introduced = ""
         self.inbox = DeviceInbox(clock)
         self._messages = DeviceMessages(settings.name, boot, settings.tags)
         self._messages.task = settings.task
@@ -236,6 +237,15 @@ class Agent:
             log.warning("%s", advice)
         self._aggregator_version = offer.version
         self.runner.take(round_, to_all, retained, self._offer_stream.over)
+        self._introduce(offer)
+
+    def _introduce(self, offer: Offer) -> None:
+        """Log what the device's task is for, once, if it says so."""
+        text = f"{task_title(offer)}: {task_text(offer)}".rstrip(": ")
+        has_texts = offer.title or offer.about or offer.ask
+        if has_texts and offer.task == self._messages.task and text != self._introduced:
+            self._introduced = text
+            log.info("%s", text)
 
 
 class DeviceInbox(queue.SimpleQueue[Event]):

@@ -91,6 +91,20 @@ def update_advice(version: str) -> str:
     )
 
 
+def task_title(offer: Offer) -> str:
+    """The name of a task, and its title for people if it has one, in one line."""
+    return f"task {offer.task!r} ({_line(offer.title)})" if offer.title else f"task {offer.task!r}"
+
+
+def task_text(offer: Offer) -> str:
+    """What a task is for and what people give, in one line; empty if it does not say."""
+    return _line(f"{offer.about} {offer.ask}")
+
+
+def _line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 

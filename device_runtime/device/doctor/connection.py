@@ -27,7 +27,7 @@ from device_runtime.broker.wire.link_events import Received
 from device_runtime.broker.wire.messages import MESSAGE_LIMIT, MessageError, Signed, decode
 from device_runtime.broker.wire.pieces import SMALLEST
 from device_runtime.device.connection.connecting import Connection
-from device_runtime.device.connection.offers import update_advice
+from device_runtime.device.connection.offers import task_title, update_advice
 from device_runtime.device.connection.trust import Trust
 
 from .installation import Finding, State
@@ -257,7 +257,7 @@ def _offered(connection: Connection, message: Received) -> Finding:
     )
     signed = ", signed by the aggregator of the enrolment" if connection.key else ""
     newer = update_advice(offer.version)
-    return Finding("offer", "ok", f"task {offer.task!r} {where}{signed}", newer)
+    return Finding("offer", "ok", f"{task_title(offer)} {where}{signed}", newer)
 
 
 def _issued(offers: list[Received]) -> int:

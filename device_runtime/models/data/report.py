@@ -54,6 +54,7 @@ class SamplesReport:
     targets: in place of `classes`, where the task's targets have columns.
     model: what a trained model makes of the samples; None if there is none, or it cannot say.
     judged_by: which task and which model the samples are held against; empty if only the bundle is known.
+    task: what that task is for and what people give, if it says so.
     labels: the task's, where targets are classes.
     """
 
@@ -73,6 +74,7 @@ class SamplesReport:
     model: ModelCheck | None = None
     notes: tuple[str, ...] = ()
     judged_by: str = ""
+    task: str = ""
     labels: tuple[str, ...] = ()
 
     @property
@@ -177,7 +179,7 @@ def lines(summary: SamplesReport) -> list[str]:
         "",
     ]
     if summary.judged_by:
-        text.insert(0, f"judged by {summary.judged_by}")
+        text[:0] = [f"judged by {summary.judged_by}", *([summary.task] if summary.task else [])]
     at = len(text) - 1
     if summary.filled:
         text[at - 1] += f"; {summary.filled} fill them, and lose what is beyond"

@@ -248,7 +248,7 @@ def test_an_edge_goes_on_in_the_folder_that_an_older_version_named(levels, bundl
     h.kill()
     [description] = (h.folder / "site" / "site").glob("*/*/task.json")
     settings = msgspec.json.decode(description.read_bytes())
-    del settings["title"], settings["about"]
+    del settings["title"], settings["about"], settings["ask"]
     description.write_bytes(msgspec.json.encode(settings))
     description.parent.rename(description.parent.with_name("named-before"))
     h.go().join("a", "b")

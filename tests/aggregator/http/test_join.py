@@ -188,17 +188,17 @@ def test_what_is_learnt_is_what_the_service_goes_by_at_that_moment(running):
     assert task() == (["no", "yes"], [1, 8, 8], True)
 
 
-def test_a_task_has_a_title_and_a_sentence_for_people_else_its_name(running):
+def test_a_task_has_a_title_and_two_sentences_for_people_else_its_name(running):
     url = running(BrowserAccess(BrokerUrl("127.0.0.1", 1)))
 
     def texts():
         [entry] = ask(url, "/join/config.json").json["tasks"]
-        return entry["title"], entry["about"]
+        return entry["title"], entry["about"], entry["ask"]
 
-    assert texts() == (TASK.name, "")
-    for_people = {"title": "Read digits", "about": "We teach a model to read handwriting."}
+    assert texts() == (TASK.name, "", "")
+    for_people = {"title": "Read digits", "about": "We read handwriting.", "ask": "Draw a digit."}
     running.hosted.task = msgspec.structs.replace(TASK, **for_people)
-    assert texts() == ("Read digits", "We teach a model to read handwriting.")
+    assert texts() == ("Read digits", "We read handwriting.", "Draw a digit.")
 
 
 def test_a_link_that_the_dashboard_makes_enrols_one_browser_once(running, opened):

@@ -844,6 +844,18 @@ def test_evaluation_data_are_added_to_a_run_that_exists_and_what_devices_hold_ou
     assert b.restart().service.run_id == run  # without them again
 
 
+def test_a_run_goes_on_with_other_texts_for_people(bench, make_task):
+    b = bench(make_task("few-shot", rounds=2))
+    run = b.service.run_id
+    b.task = msgspec.structs.replace(b.task, title="Read digits", ask="Draw a digit.")
+    b = b.restart()
+    assert (b.service.run_id, b.service.rounds.task.ask) == (run, "Draw a digit.")
+    assert entries([b.folder])[-1].action == "change settings"
+    b.task = msgspec.structs.replace(b.task, ask="Draw a letter.", round_deadline_s=1.0)
+    with pytest.raises(RunFolderError, match="title, about and ask can be changed"):
+        b.restart()
+
+
 def test_evaluation_data_of_a_run_are_not_exchanged(bench, make_task, digits_in, tmp_path):
     b = bench(make_task("few-shot", eval_data=str(digits_in(tmp_path / "test.npz"))))
     b.service.close()

@@ -184,9 +184,11 @@ def test_several_kinds_of_a_task_file_have_the_usual_settings_that_it_does_not_s
         ({"bundle": "b", "kinds": [{"name": "full"}, {"name": "full"}]}, "each can be offered once"),
         (
             {"bundle": "b", "round": 3},
-            "task: round: there is no such key; there are bundle, name, title, about, rounds, ",
+            "task: round: there is no such key; there are bundle, name, title, about, ask, ",
         ),
         ({"bundle": "b", "late": "never"}, "'never'"),
+        ({"bundle": "b", "ask": "x" * 201}, "expected a line of at most 200 characters"),
+        ({"bundle": "b", "title": "a\nb"}, r"title is 'a\nb', expected a line of at most 64 characters"),
         ({"bundle": "b", "name": "a/b"}, "task name 'a/b'"),
         (
             {"bundle": "b", "ask_all_rounds": 1, "buffer_size": 3},

@@ -105,6 +105,7 @@ def test_the_task_of_a_device_is_planned_for_as_it_is_offered_with_its_deadline(
     offer = Offer(
         task="lab", run="r", round=1, seed=1, deadline_s=33.0, remaining_s=9.0, bundle=blob,
         base=Base(checkpoint=(blob,), sha=blob.sha), kinds=(registry.write(registry.make("few-shot")),),
+        title="Read the lab", about="We read.", ask="Draw a digit.",
     )  # fmt: skip
     task = OfferedTask(offer, bundle, {}, None)
     monkeypatch.setattr("device_runtime.cli.on_device.planned_task.fetch", lambda *_: task)
@@ -115,7 +116,7 @@ def test_the_task_of_a_device_is_planned_for_as_it_is_offered_with_its_deadline(
     )
     assert main(["explain", "--samples", "20"]) == 0
     output = capsys.readouterr().out
-    assert "task 'lab' as it is offered, deadline 33 s" in output
+    assert "task 'lab' (Read the lab) as it is offered, deadline 33 s\nWe read. Draw a digit.\n" in output
     assert "few-shot" in output and "zeroth-order" not in output
     assert main(["explain", "--samples", "20", "--deadline", "44"]) == 0
-    assert "task 'lab' as it is offered, deadline 44 s" in capsys.readouterr().out
+    assert "task 'lab' (Read the lab) as it is offered, deadline 44 s" in capsys.readouterr().out

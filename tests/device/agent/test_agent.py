@@ -434,6 +434,16 @@ def test_the_log_says_once_whether_the_device_is_a_straggler_for_the_task_and_wh
     assert sentence.endswith(" s (mostly to compute)); it sends class-means.")
 
 
+def test_the_log_says_once_what_the_task_is_for_and_what_people_give(stage, caplog):
+    caplog.set_level("INFO")
+    for number in (1, 2):
+        texts = {"title": "Read \x1b[31mdigits", "about": "We read.", "ask": "Draw a digit."}
+        stage.link.announce(msgspec.structs.replace(stage.offer(number), **texts))
+        stage.go()
+    sentences = [r.message for r in caplog.records if "Draw" in r.message]
+    assert sentences == ["task 't' (Read [31mdigits): We read. Draw a digit."]
+
+
 def test_presence_is_the_link_s_to_tell(stage):
     states = []
     publish = stage.link.publish

@@ -68,6 +68,9 @@ EXAMPLES: tuple[Message, ...] = (
             alone=("full", "few-shot"),
         ),
         shortages=wire.Shortages(statistics=bytes([0, 33, 100]), training=bytes([50, 0, 100])),
+        title="Read digits",
+        about="We teach a model to read handwriting, \u00e9 too.",
+        ask="Draw a digit and tap what it is.",
     ),
     wire.Offer(
         task="digits",

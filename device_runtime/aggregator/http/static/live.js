@@ -16,7 +16,7 @@ const measureOf = (name) => (name.endsWith("accuracy") ? { form: metric(name), u
 /** What the task is, in the words of its file. */
 export function title({ name, settings }) {
   byId("now").textContent = settings.title || name;
-  byId("about").textContent = settings.about || "";
+  byId("about").textContent = [settings.about, settings.ask].filter(Boolean).join(" ");
 }
 
 export function tiles(live) {
