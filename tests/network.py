@@ -23,7 +23,7 @@ class Proxy:
     down comes byte by byte, with this pause. `up` and `down` count the bytes from and to the clients.
     """
 
-    def __init__(self, url: str, opaque: bool = False) -> None:
+    def __init__(self, url: str, opaque: bool = False, port: int = 0) -> None:
         self.rule: Rule | None = None
         self.bytes_per_s: float | None = None
         self.delay_s = 0.0
@@ -39,7 +39,7 @@ class Proxy:
         self._server = socket.socket()
         self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)  # a slow link holds little
         self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._server.bind(("127.0.0.1", 0))
+        self._server.bind(("127.0.0.1", port))
         self._server.listen(600)
         threading.Thread(target=self._accept, daemon=True).start()
 

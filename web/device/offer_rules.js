@@ -37,9 +37,10 @@ export function withdrawn(turn, { task }) {
 
 /**
  * Handle an offer to all devices; returns whether to take it. A retained offer only says that there is a task: a device
- * learns the rest in answer to its hello. If the offer was heard before, the aggregator has restarted and does not know
- * which devices are here: say hello again. A base that is new to all devices comes unasked to those that said they are
- * ready, except where some train smaller models. @param {Turn} turn @param {any} event
+ * learns the rest in answer to its hello. If the offer was heard before, or is of another run, the aggregator has
+ * restarted, perhaps from a backup, and does not know which devices are here: say hello again. A base that is new to all
+ * devices comes unasked to those that said they are ready, except where some train smaller models.
+ * @param {Turn} turn @param {any} event
  */
 function acceptOffer(turn, { offer, retained, over, flight }) {
   if (!concerns(turn, offer)) return false;
@@ -50,7 +51,8 @@ function acceptOffer(turn, { offer, retained, over, flight }) {
   }
   if (retained && !offer.done) return false;
   if (state.bundles && !offer.done) {
-    if (offer.round === 0 || isNamed([offer.run, offer.round], state.heard)) {
+    const [run, round] = state.heard;
+    if ((run && offer.run !== run) || offer.round === 0 || offer.round === round) {
       turn.hello();
       turn.restartSending(flight.contributions);
     } else if (offer.round > 1 && !(offer.family || offer.at)) {

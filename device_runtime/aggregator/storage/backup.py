@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sqlite3
 import tarfile
@@ -11,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from device_runtime.aggregator.errors import RunFolderError, RunInUse
+from device_runtime.aggregator.tasks.task import decode
 from device_runtime.broker.wire.durable_database import WAIT_S, connect_to_read
 from device_runtime.broker.wire.durable_files import (
     PRIVATE,
@@ -102,6 +104,20 @@ def _stage(folder: Path, staged: Path) -> None:
         os.close(os.open(staged / FILE, os.O_CREAT | os.O_WRONLY, PRIVATE))
         with closing(sqlite3.connect(staged / FILE)) as target:
             source.backup(target)
+            _rename_run(target)
+            target.commit()
+
+
+def _rename_run(copy: sqlite3.Connection) -> None:
+    """Give a copy's run a name of its own.
+
+    Devices refuse an earlier round of a run than one that they were offered, so that after a restore those
+    that were further would sit out until the run has caught up. Masks are made for the name: it stays with
+    them.
+    """
+    (task,) = copy.execute("SELECT task FROM meta").fetchone()
+    if decode(task).masks is None:
+        copy.execute("UPDATE meta SET run = ?", (secrets.token_hex(4),))
 
 
 @contextmanager

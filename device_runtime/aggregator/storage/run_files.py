@@ -114,7 +114,8 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
     """Checks that a run folder belongs to this task; returns the run's name and whether it is resumed.
 
     A new folder becomes this task's. A run that is to have more rounds or other texts for people gets them,
-    and one that was begun without evaluation data may have any; its stored task stays without. `shas`: sha256
+    and one that was begun without evaluation data may have any; its stored task stays without. Files may lie
+    in another folder than before, as after a restore elsewhere, if their names are the same. `shas`: sha256
     of the main model's bundle and of the smaller ones', in the task's order. Raises RunFolderError for the
     folder of another task, or of a run with other models.
     """
@@ -133,7 +134,9 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
         task = msgspec.structs.replace(task, eval_data=None)
     changed = ", ".join(_differences(begun, task))
     same = begun.json() == task.json()
-    if not same and not _goes_on(begun, task):
+    begun = _relocated(begun, task)
+    if begun.json() != task.json() and not _goes_on(begun, task):
+        changed = ", ".join(_differences(begun, task))
         raise RunFolderError(
             f"run folder {store.folder} belongs to another task ({changed}): give another --run-dir, "
             "or the settings it was begun with; rounds can be added, and eval_data to a run without; title, "
@@ -167,6 +170,23 @@ def begun_without_evaluation(folder: Path) -> bool:
         return decode((folder / TASK_FILE).read_bytes()).eval_data is None
     except (OSError, TaskError):
         return False
+
+
+def _relocated(begun: Task, task: Task) -> Task:
+    """The task as it was begun, with the paths of `task` for files of the same name in other folders."""
+
+    def relocated(before: object, after: object) -> object:
+        if isinstance(before, dict) and isinstance(after, dict):
+            return {key: relocated(value, after.get(key)) for key, value in before.items()}
+        if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+            return [relocated(*pair) for pair in zip(before, after, strict=True)]
+        if isinstance(before, str) and isinstance(after, str):
+            old, new = Path(before), Path(after)
+            return after if old.is_absolute() and new.is_absolute() and old.name == new.name else before
+        return before
+
+    texts = (msgspec.json.decode(each.json()) for each in (begun, task))
+    return decode(msgspec.json.encode(relocated(*texts)))
 
 
 def _goes_on(begun: Task, task: Task) -> bool:

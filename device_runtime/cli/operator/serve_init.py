@@ -1,4 +1,4 @@
-"""`device-runtime serve-init`: writes the files of a production site."""
+"""`device-runtime serve-init`: writes a production site, and fits it to a move or an upgrade."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ import re
 import secrets
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
-from device_runtime.broker.servers.broker_folder import BrokerSetup, SetupError, write
+import msgspec
+
+from device_runtime.aggregator.errors import AggregatorError
+from device_runtime.broker.security.audit import recorded, this_user
+from device_runtime.broker.servers.broker_folder import SITE, BrokerFolder, BrokerSetup, SetupError, write
 from device_runtime.broker.servers.dependent_process import FILES
 from device_runtime.broker.servers.mosquitto import find
 from device_runtime.cli.operator.broker_setup import LOCAL
 from device_runtime.content import IN_CHECKOUT, content
 
+ERRORS = (AggregatorError,)
 BROKER_SERVICE = "mosquitto"
 """The broker's name in the network of the Compose file; its certificate has it, too."""
 SECRETS = ("http-token", "grafana-password")
 DATA = ("run", "backups", "data/prometheus", "data/grafana")
 """Folders that containers and the backup write."""
+EDITED = ("server.toml", "task.toml")
+"""Templates that the operator edits, and that `--again` leaves as they are."""
 _PLAIN = re.compile(r"[\w./@+=~-]+")
 
 
@@ -60,6 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder", type=Path, metavar="DIR", help="Write into this folder, which is new or empty."
     )
     parser.add_argument(
+        "--again",
+        action="store_true",
+        help="Fit a site to this folder, user and version: after a restore, a move, an upgrade.",
+    )
+    parser.add_argument(
         "--name",
         action="append",
         default=[],
@@ -67,14 +79,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Let devices reach it by this name or address; may be repeated (default: this host's name).",
     )
     parser.add_argument(
-        "--port", type=int, default=8883, help="Take devices on this port, MQTT over TLS (default: 8883)."
+        "--port",
+        type=int,
+        help="Take devices on this port, MQTT over TLS (default: 8883; with --again as before).",
     )
     parser.add_argument(
         "--http",
         type=int,
-        default=8443,
         metavar="PORT",
-        help="Serve dashboard, REST and metrics on this port, HTTPS (default: 8443).",
+        help="Serve dashboard, REST and metrics on this port, HTTPS (default: 8443; --again: as before).",
     )
     parser.add_argument(
         "--run-as",
@@ -85,12 +98,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the site and print the next lines to type. Raises SetupError, BrokerError."""
+    """Write the site and print the next lines to type. Raises SetupError, BrokerError, ConfigError."""
+    if args.again:
+        return _again(args)
     site = SiteSettings(
         folder=args.folder.resolve(),
         names=tuple(args.name) or (platform.node(),),
-        port=args.port,
-        http=args.http,
+        port=8883 if args.port is None else args.port,
+        http=8443 if args.http is None else args.http,
         user=_user(args.run_as),
     )
     _check(site)
@@ -108,24 +123,85 @@ def write_site(site: SiteSettings, now: datetime) -> None:
     setup = BrokerSetup(
         names=tuple(dict.fromkeys(names)), port=site.port, run_as=site.user.pw_name if as_root else ""
     )
-    folder, templates = site.folder, content("deploy") / "site"
+    folder = site.folder
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         init_broker(folder / "enrolment", setup, now)
-        for name in DATA:
-            (folder / name).mkdir(mode=0o700, parents=True)
-        for file in sorted(path for path in templates.rglob("*") if path.is_file()):
-            target = folder / file.relative_to(templates)
+        for target, text in _texts(site):
             target.parent.mkdir(parents=True, exist_ok=True)
-            write(target, _filled(file.read_text("utf-8"), site.fields), 0o644)
-        (folder / "backup.sh").chmod(0o755)
+            write(target, text, 0o644)
         for name in SECRETS:
             write(folder / name, secrets.token_hex(32) + "\n")
-        if as_root:
-            for path in (folder, *folder.rglob("*")):
-                os.chown(path, site.user.pw_uid, site.user.pw_gid)
+        _finish(site)
     except OSError as error:
         raise SetupError(f"cannot write {error.filename or folder}: {error.strerror or error}") from None
+
+
+def _again(args: argparse.Namespace) -> int:
+    """Fit a site to its folder, user and version; files that change become NAME.old."""
+    from device_runtime.aggregator.configuration import config
+
+    folder = args.folder.resolve()
+    opened = BrokerFolder(folder / "enrolment")
+    http = config.load(folder / "server.toml", {}).http
+    if http is None:
+        raise SetupError(f"{folder / 'server.toml'}: expected a table [http], as serve-init writes it")
+    if args.name:
+        raise SetupError("--name: names of a site stay, as its authority signs for no others; leave it out")
+    if args.http not in (None, http.port):
+        raise SetupError(f"--http {args.http}: {folder / 'server.toml'} says {http.port}; change it there")
+    before = opened.site
+    port = before.port if args.port is None else args.port
+    site = SiteSettings(folder, before.names, port, http.port, _user(args.run_as))
+    _check(site, again=True)
+    with recorded(opened.folder, this_user(), "site again", f"{folder}, port {port}"):
+        changed = _write_again(site, opened)
+    print(f"written for {folder}: {', '.join(changed) or 'nothing, all is so'} (before: NAME.old)")
+    if port != before.port:
+        print(f"Devices have port {before.port} of {before.names[0]}: forward it, or begin each anew with")
+        print(f"  device-runtime join mqtts://{before.names[0]}:{port} --data ..")
+    print(_next_steps(site))
+    return 0
+
+
+def _write_again(site: SiteSettings, opened: BrokerFolder) -> list[str]:
+    """Write the files that depend on folder, user, port and version. Returns the names of changed ones."""
+    from device_runtime.broker.servers.production import upgrade
+
+    run_as = site.user.pw_name if os.geteuid() == 0 else ""
+    setup = msgspec.structs.replace(opened.site, port=site.port, run_as=run_as)
+    try:
+        write(opened.folder / SITE, msgspec.json.format(msgspec.json.encode(setup)).decode() + "\n", 0o644)
+        changed = [f"enrolment/{name}" for name in upgrade(BrokerFolder(opened.folder))]
+        for target, text in _texts(site):
+            if target.name in EDITED or (target.exists() and target.read_text("utf-8") == text):
+                continue
+            if target.exists():
+                write(target.with_name(f"{target.name}.old"), target.read_text("utf-8"), 0o644)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write(target, text, 0o644)
+            changed.append(str(target.relative_to(site.folder)))
+        _finish(site)
+    except OSError as error:
+        raise SetupError(f"cannot write {error.filename or site.folder}: {error.strerror or error}") from None
+    return changed
+
+
+def _texts(site: SiteSettings) -> Iterator[tuple[Path, str]]:
+    """The files of the templates, filled."""
+    templates = content("deploy") / "site"
+    for file in sorted(path for path in templates.rglob("*") if path.is_file()):
+        yield site.folder / file.relative_to(templates), _filled(file.read_text("utf-8"), site.fields)
+
+
+def _finish(site: SiteSettings) -> None:
+    """Make folders for data, and all of it the user's. Raises OSError."""
+    for name in DATA:
+        (site.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    (site.folder / "backup.sh").chmod(0o755)
+    if os.geteuid() == 0:
+        for path in (site.folder, *site.folder.rglob("*")):
+            os.chown(path, site.user.pw_uid, site.user.pw_gid, follow_symlinks=False)
 
 
 def _filled(text: str, fields: Mapping[str, object]) -> str:
@@ -148,14 +224,14 @@ def _user(name: str) -> pwd.struct_passwd:
     return user
 
 
-def _check(site: SiteSettings) -> None:
-    """Raise SetupError for a folder that is not free, or ports that cannot be meant."""
+def _check(site: SiteSettings, again: bool = False) -> None:
+    """Raise SetupError for a folder that is not free (but `again`), or ports that cannot be meant."""
     folder = site.folder
     if not _PLAIN.fullmatch(str(folder)):
         raise SetupError(f"{folder}: expected a path of letters, digits and ./_-@+=~, for compose.yaml")
     if folder.exists() and not folder.is_dir():
         raise SetupError(f"{folder} is a file: give the name of a new folder")
-    if folder.is_dir() and any(folder.iterdir()):
+    if not again and folder.is_dir() and any(folder.iterdir()):
         raise SetupError(f"{folder} is not empty, and nothing is written over: give the name of a new folder")
     for port in (site.port, site.http):
         if not 0 < port < 65536 or site.port == site.http:

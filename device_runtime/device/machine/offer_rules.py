@@ -41,9 +41,9 @@ def _is_to_be_taken(turn: Turn, event: ev.OfferReceived) -> bool:
     """Handle an offer to all devices; returns whether to take it.
 
     A retained offer only says that there is a task: a device learns the rest in answer to its hello. If
-    the offer was heard before, the aggregator has restarted and does not know which devices are here: say
-    hello again. A base that is new to all devices comes unasked to those that said they are ready, except
-    where some train smaller models.
+    the offer was heard before, or is of another run, the aggregator has restarted, perhaps from a backup,
+    and does not know which devices are here: say hello again. A base that is new to all devices comes
+    unasked to those that said they are ready, except where some train smaller models.
     """
     offer = event.offer
     if not _concerns(turn, offer):
@@ -56,7 +56,8 @@ def _is_to_be_taken(turn: Turn, event: ev.OfferReceived) -> bool:
     if event.retained and not offer.done:
         return False
     if state.bundles and not offer.done:
-        if offer.round == 0 or (offer.run, offer.round) == state.heard:
+        run, number = state.heard
+        if run not in ("", offer.run) or offer.round in (0, number):
             turn.hello()
             turn.restart_sending(event.flight.contributions)
         elif offer.round > 1 and not (offer.family or offer.at):

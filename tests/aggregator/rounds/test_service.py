@@ -866,6 +866,19 @@ def test_evaluation_data_of_a_run_are_not_exchanged(bench, make_task, digits_in,
             OpenRun(msgspec.structs.replace(b.task, eval_data=other), b.folder, database=b.database)
 
 
+def test_files_of_a_run_may_lie_in_another_folder(bench, make_task, digits_in, tmp_path):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    paths = [str(digits_in(tmp_path / name / "test.npz")) for name in ("here", "there")]
+    b = bench(make_task("few-shot", eval_data=paths[0]))
+    run, b.task = b.service.run_id, msgspec.structs.replace(b.task, eval_data=paths[1])
+    b = b.restart()
+    assert b.service.run_id == run
+    assert msgspec.json.decode((b.folder / "task.json").read_bytes())["eval_data"] == paths[1]
+    [entry] = entries([b.folder])
+    assert (entry.action, entry.subject) == ("change settings", f"eval_data {paths[0]}, now {paths[1]}")
+
+
 def test_after_a_restart_a_round_waits_for_those_that_were_in_it_however_long_they_take(
     bench, make_task, update_of
 ):

@@ -34,7 +34,8 @@ KEYS = {
 
 
 def init(folder, port=8883, http=8443, name="127.0.0.1", user=USER):
-    return serve_init.run(Namespace(folder=folder, name=[name], port=port, http=http, run_as=user))
+    words = {"folder": folder, "name": [name], "port": port, "http": http, "run_as": user, "again": False}
+    return serve_init.run(Namespace(**words))
 
 
 @pytest.fixture
@@ -215,6 +216,6 @@ def test_devices_join_over_tls_what_is_watched_is_exported_and_a_backup_is_made(
     archives = {path.name.partition("-")[0]: path for path in (site / "backups").iterdir()}
     assert set(archives) == {"run", "site"}
     with tarfile.open(archives["site"]) as archive:
-        assert {"server.toml", "enrolment/ca.key", "enrolment/devices.json"} <= set(archive.getnames())
+        assert {"./server.toml", "./enrolment/ca.key", "./enrolment/devices.json"} <= set(archive.getnames())
     with tarfile.open(archives["run"]) as archive:
         assert any(name.endswith("/run.sqlite") for name in archive.getnames())
