@@ -40,18 +40,22 @@ class Device {
   static async open(settings) {
     const { name, url, clientId, key, secret } = await whoOf(settings);
     const store = { samples: /** @type {Samples | null} */ (null) };
+    let tokenizer = "";
     const [disk, samples] = [await openDisk(DEVICE), await openDisk(SAMPLES)];
     await own(disk, name, log);
     const environment = {
       clock,
       disk,
-      open: async (/** @type {any} */ bundle) => new DeviceModel(bundle, await runtimeOf(bundle)),
+      open: async (/** @type {any} */ bundle) => {
+        ({ tokenizer } = bundle);
+        return new DeviceModel(bundle, await runtimeOf(bundle));
+      },
       samples: async (/** @type {any} */ { input, labels }) => {
         store.samples = new Samples(samples, input, labels);
         return store.samples.open();
       },
       host: browserHost(name, navigator, () => battery),
-      tell: (/** @type {any} */ happening) => tell(plain(happening)),
+      tell: (/** @type {any} */ happening) => tell(plain(happening, tokenizer)),
     };
     const agent = await Agent.open({ name, key, secret, task: settings.task }, environment);
     const { will, greeting, subscriptions } = agent;
@@ -128,11 +132,11 @@ async function runtimeOf(bundle) {
   }
 }
 
-/** An event that can be sent: of a manifest, only what the page shows. @param {any} happening */
-function plain(happening) {
+/** An event that can be sent: of a manifest, only what the page needs. @param {any} happening @param {string} tokenizer */
+function plain(happening, tokenizer) {
   if (happening.type !== "task") return happening;
   const { name, input, labels } = happening.manifest;
-  return { ...happening, manifest: { name, input: { ...input }, labels: [...labels] } };
+  return { ...happening, manifest: { name, input: { ...input }, labels: [...labels], tokenizer } };
 }
 
 /** @type {{[what: string]: (asked: any) => Promise<void> | void}} */

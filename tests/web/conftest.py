@@ -1,5 +1,6 @@
 """A Chromium of this machine, and pages in it that note what went wrong and what they asked for."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ try {
 """
 """Opens the details of the page at its first opening, as a person would by a tap."""
 SCRIPTED = Path(__file__).parent / "scripted_worker.js"
+TOKENIZER = json.loads((WEB / "vectors" / "texts.json").read_text())["byte_pairs"][0]["tokenizer"]
 ABOUT = "We teach a model to read digits, for post that machines sort."
 OPEN: dict[str, Any] = {
     "enrolment": "open",
@@ -128,7 +130,8 @@ def visit(chromium: Any) -> Iterator[Callable[..., Visit]]:
     visits: list[Visit] = []
 
     def make(case: str = "digits", **context: Any) -> Visit:
-        script = f"self.scripted = {case!r};\n" + SCRIPTED.read_text()
+        script = f"self.scripted = {case!r};\nself.tokenizer = {json.dumps(TOKENIZER)};\n"
+        script += SCRIPTED.read_text()
         context.setdefault("service_workers", "block")
         visits.append(Visit(chromium, Pages(OPEN, {}, {"/join/worker.js": script}), **context))
         return visits[-1]

@@ -205,11 +205,82 @@ def test_pictures_and_arrays_are_taken_from_files(visit, tmp_path):
     assert visitor.wrong == []
 
 
-def test_a_task_of_numbers_takes_numbers_and_one_of_texts_says_that_it_takes_none(visit):
+def test_a_task_of_numbers_takes_numbers_and_one_of_ids_without_a_tokenizer_says_that_it_takes_none(visit):
     page = visit("rows").joined()
     page.fill("#numbers", "1, 2")
     page.get_by_text("2 of 3 numbers").wait_for()
     page.fill("#numbers", "1, 2\n3.5")
     page.locator(".label:enabled", has_text="low").click()
     page.get_by_text("1 sample,").wait_for()
-    assert "texts, which this page cannot take yet" in visit("sentences").joined().inner_text("#teach")
+    assert "token ids without a tokenizer" in visit("sentences").joined().inner_text("#teach")
+
+
+def test_texts_are_written_shown_as_the_model_reads_them_and_guessed_by_their_ids(visit):
+    visitor = visit("texts")
+    page = visitor.joined()
+    page.fill("#text", "a fine film")
+    page.locator(".label:enabled", has_text="good").click()
+    page.get_by_text("1 sample,").wait_for()
+    assert page.inner_text(".thumb.text") == "a fine film"
+    guess = next(message for message in visitor.messages() if message["do"] == "guess")
+    ids = list(guess["x"].values())
+    assert (len(ids), ids[0], ids[-1]) == (12, 2, 1)
+    assert page.input_value("#text") == ""
+    page.fill("#text", "   ")
+    assert page.locator(".label:enabled").count() == 0
+    page.reload()
+    page.get_by_text("1 sample,").wait_for()
+    assert page.inner_text(".thumb.text") == "a fine film"
+    assert visitor.wrong == []
+
+
+MOVE = """async (count) => {
+  for (let i = 0; i < count; i++) {
+    const reading = { x: i, y: 9.81, z: -i / 2 };
+    dispatchEvent(new DeviceMotionEvent("devicemotion", { accelerationIncludingGravity: reading }));
+  }
+}"""
+
+
+def test_motion_is_recorded_in_windows_of_the_task_s_length(visit):
+    visitor = visit("motion")
+    page = visitor.joined()
+    page.get_by_role("button", name="Record").click()
+    page.evaluate(MOVE, 10)
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Too short: a sample is 20 readings.").wait_for()
+    assert page.locator(".label:enabled").count() == 0
+    page.get_by_role("button", name="Record").click()
+    page.evaluate(MOVE, 45)
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("2 samples recorded.").wait_for()
+    page.locator(".label:enabled", has_text="walking").click()
+    page.get_by_text("2 samples kept as “walking”").wait_for()
+    assert stored(page) == "2"
+    guess = next(message for message in visitor.messages() if message["do"] == "guess")
+    assert list(guess["x"].values())[:3] == [0, 1, 2]
+    assert visitor.wrong == []
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("delete globalThis.DeviceMotionEvent", "This browser reads no motion sensor."),
+        ("DeviceMotionEvent.requestPermission = async () => 'denied'", "may not read the motion sensor"),
+        ("0", "This device gives no readings of motion"),
+    ],
+    ids=["missing", "denied", "silent"],
+)
+def test_a_device_without_motion_says_why(visit, script, text):
+    visitor = visit("motion")
+    visitor.context.add_init_script(script)
+    page = visitor.joined()
+    page.get_by_role("button", name="Record").click()
+    page.get_by_text(text).wait_for()
+    assert page.get_by_role("button", name="Record").is_visible()
+
+
+def test_readings_that_a_phone_does_not_give_are_refused_in_words(visit):
+    page = visit("climate").joined()
+    page.get_by_text("readings of heat, light, which the motion sensor of a phone does not give").wait_for()
+    assert page.locator("#numbers").is_visible()

@@ -3,7 +3,7 @@
  */
 
 import { readZip } from "./archive.js";
-import { hex, sha256 } from "./bytes.js";
+import { hex, sha256, text as textOf } from "./bytes.js";
 import { checkManifest } from "./consistency.js";
 import { BundleError, ModelError } from "./errors.js";
 import { check, float32 } from "./flat.js";
@@ -58,6 +58,12 @@ export class Bundle {
       if (!(error instanceof ModelError)) throw error;
       throw new BundleError(`${weights.file} of bundle ${name}: ${error.message}`);
     }
+  }
+
+  /** The tokenizer of a bundle whose input is texts, as JSON; else empty. */
+  get tokenizer() {
+    const { text } = this.manifest.input;
+    return text ? textOf(/** @type {Uint8Array} */ (this.#files.get(text.tokenizer.file))) : "";
   }
 
   /** The manifest's entry of a graph. Raises BundleError for an unknown name. @param {string} name */

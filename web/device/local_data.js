@@ -3,9 +3,10 @@
 import { prepare, sizeOf } from "./preparing.js";
 
 /**
- * @typedef {{x: Float32Array, y: Int32Array, shape: number[]}} LocalData x (n, *shape), prepared
- * @typedef {{key: string, label: string, raw: Uint8Array | Float32Array, held: boolean[],
- *   prepared: Float32Array[] | null}} Group samples of one label that were added together, raw (n, *shape). `held`:
+ * @typedef {Float32Array | Int32Array} Values Int32Array: token ids
+ * @typedef {{x: Values, y: Int32Array, shape: number[]}} LocalData x (n, *shape), prepared
+ * @typedef {{key: string, label: string, raw: Uint8Array | Values, held: boolean[],
+ *   prepared: Values[] | null}} Group samples of one label that were added together, raw (n, *shape). `held`:
  *   which of them are held out. `prepared`: the training samples, then the held-out ones; null until first used
  * @typedef {{spec: import("./preparing.js").InputSpec, labels: string[]}} Task
  */
@@ -19,12 +20,15 @@ export function together(groups, task) {
   return [0, 1].map((which) => joined(groups, parts, { ...task, which }));
 }
 
-/** @param {Group} group @param {Task["spec"]} spec @returns {Float32Array[]} */
+/** The type of prepared samples. @param {Task["spec"]} spec */
+const valuesOf = ({ dtype }) => (dtype === "int64" ? Int32Array : Float32Array);
+
+/** @param {Group} group @param {Task["spec"]} spec @returns {Values[]} */
 function prepared({ raw, held: isHeld }, spec) {
   const size = sizeOf(spec.shape);
   return [false, true].map((isHoldout) => {
     const places = [...isHeld.keys()].filter((place) => isHeld[place] === isHoldout);
-    const rows = new Float32Array(places.length * size);
+    const rows = new (valuesOf(spec))(places.length * size);
     places.forEach((from, to) => rows.set(raw.subarray(from * size, (from + 1) * size), to * size));
     return prepare(spec, rows);
   });
@@ -32,7 +36,7 @@ function prepared({ raw, held: isHeld }, spec) {
 
 function joined(groups, parts, { spec, labels, which }) {
   const size = sizeOf(spec.shape);
-  const x = new Float32Array(parts.reduce((sum, part) => sum + part[which].length, 0));
+  const x = new (valuesOf(spec))(parts.reduce((sum, part) => sum + part[which].length, 0));
   const y = new Int32Array(x.length / size);
   let begin = 0;
   for (const [i, part] of parts.entries()) {

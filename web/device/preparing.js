@@ -3,6 +3,7 @@
 
 import { DataError } from "./errors.js";
 import { sizeOf } from "./flat.js";
+import { checkIds } from "./manifest.js";
 import { resized } from "./resizing.js";
 import { whole } from "./rounding.js";
 
@@ -14,7 +15,8 @@ const GREY = [0.299, 0.587, 0.114].map(Math.fround); // ITU-R 601
 
 /**
  * @typedef {{shape: number[], scale: number, mean: number[], std: number[], dtype: string,
- *   vocabulary?: number | null}} InputSpec
+ *   vocabulary?: number | null, window?: {step: number, columns: string[]}, text?: any,
+ *   texts?: import("./tokenizer.js").Texts}} InputSpec `texts`: makes ids of texts, once the tokenizer is here
  * @typedef {{pixels: ArrayLike<number>, height: number, width: number, channels: number}} Picture
  *   pixels (height, width, channels), black 0, white 255; 1 or 3 channels
  */
@@ -22,7 +24,7 @@ const GREY = [0.299, 0.587, 0.114].map(Math.fround); // ITU-R 601
 /** Whether the input is log-mel features: frames of 40 bands, perhaps with one channel. @param {InputSpec} spec */
 export function isSound(spec) {
   const shape = spec.shape.length === 3 ? spec.shape : [1, ...spec.shape];
-  return isNumbers(spec) && shape.length === 3 && shape[0] === 1 && shape[2] === BANDS;
+  return isNumbers(spec) && !spec.window && shape.length === 3 && shape[0] === 1 && shape[2] === BANDS;
 }
 
 /** Whether the input is a picture: one or three channels, and two more axes. @param {InputSpec} spec */
@@ -32,9 +34,10 @@ export function isPicture(spec) {
 
 const isNumbers = (spec) => spec.vocabulary === null || spec.vocabulary === undefined;
 
-/** The sort of a task's samples. @param {InputSpec} spec @returns {"sound" | "picture" | "numbers" | "text"} */
+/** The sort of a task's samples. @param {InputSpec} spec @returns {"sound" | "picture" | "numbers" | "text" | "windows"} */
 export function whatOf(spec) {
   if (!isNumbers(spec)) return "text";
+  if (spec.window) return "windows";
   if (isSound(spec)) return "sound";
   return isPicture(spec) ? "picture" : "numbers";
 }
@@ -75,14 +78,18 @@ function channelOf(pixels, from, place, c, to) {
 }
 
 /**
- * (raw * scale - mean) / std, each step rounded to float32.
+ * (raw * scale - mean) / std, each step rounded to float32; of token ids the ids.
  * @param {InputSpec} spec
  * @param {ArrayLike<number>} raw (n, *shape)
- * @returns {Float32Array} a new array
+ * @returns {Float32Array | Int32Array} a new array. Throws TensorError for an id that is not in the vocabulary.
  */
 export function prepare(spec, raw) {
   const size = sizeOf(spec.shape);
   if (raw.length % size) throw new DataError(`input has ${raw.length} values, expected n x (${spec.shape})`);
+  if (!isNumbers(spec)) {
+    checkIds(/** @type {any} */ (spec), raw);
+    return Int32Array.from(raw);
+  }
   const plane = size / spec.shape[0];
   const scale = Math.fround(spec.scale);
   const [mean, std] = [spec.mean, spec.std].map((values) => values.map(Math.fround));

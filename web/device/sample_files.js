@@ -10,15 +10,18 @@ export async function isHeld(raw) {
   return new DataView(digest.buffer, digest.byteOffset).getUint32(0) < HELD_SHARE * 2 ** 32;
 }
 
-/** The file of samples: one byte, 0 for uint8 or 1 for float32, three of padding, and the values, little-endian. */
+/** The types of values in files of samples, each by its number there. */
+const TYPES = /** @type {any[]} */ ([Uint8Array, Float32Array, Int32Array]);
+
+/** The file of samples: one byte, the number of the type; three of padding; and the values, little-endian. */
 export function written(raw) {
   const bytes = new Uint8Array(4 + raw.byteLength);
-  bytes[0] = raw instanceof Float32Array ? 1 : 0;
+  bytes[0] = TYPES.indexOf(raw.constructor);
   bytes.set(new Uint8Array(raw.buffer, raw.byteOffset, raw.byteLength), 4);
   return bytes;
 }
 
 /** The values of a file that `written` made. */
 export function read(bytes) {
-  return bytes[0] === 1 ? new Float32Array(bytes.slice(4).buffer) : bytes.slice(4);
+  return new TYPES[bytes[0]](bytes.slice(4).buffer);
 }

@@ -82,7 +82,7 @@ export class Samples {
   /**
    * Store samples of one label; `at` is their time in ms, by which they are ordered.
    * @param {string | number} label a label of the task, or a class number if no label is a number
-   * @param {Uint8Array | Float32Array} raw (n, *shape)
+   * @param {Uint8Array | Float32Array | Int32Array} raw (n, *shape)
    * @param {number} at
    */
   async add(label, raw, at) {

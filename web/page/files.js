@@ -11,7 +11,7 @@ import { soundOf } from "./recorder.js";
 
 const ARRAYS = /\.(npz|npy|csv|tsv)$/i;
 const FOLDER = "(name of its folder)";
-const ACCEPT = { picture: "image/*,.npz,.npy,.csv", sound: "audio/*,.npz,.npy", numbers: ".npz,.npy,.csv,.tsv" };
+const ACCEPT = { picture: "image/*,.npz,.npy,.csv", sound: "audio/*,.npz,.npy", numbers: ".npz,.npy,.csv,.tsv", windows: ".npz,.npy" };
 
 /**
  * @param {import("../device/samples.js").Samples} samples

@@ -1,6 +1,7 @@
 /** The page: joins, starts the device, and passes its events to the sections. */
 
 import { Samples } from "../device/samples.js";
+import { Texts, tokenizerOf } from "../device/tokenizer.js";
 import { DEVICE, SAMPLES } from "../rpc.js";
 import { joinedBy, sure } from "./asking.js";
 import { Device } from "./device.js";
@@ -119,7 +120,8 @@ class Page {
   }
 
   /** The task's input and labels are known: samples can be made from here on. */
-  async _begin({ input, labels }) {
+  async _begin({ input: plain, labels, tokenizer = "" }) {
+    const input = tokenizer ? { ...plain, texts: new Texts(plain, tokenizerOf(tokenizer)) } : plain;
     if (this._model && sameSamples({ input, labels }, this._model)) return;
     this._model = { input, labels };
     const samples = await new Samples(this._disk, input, labels).open();
@@ -213,7 +215,7 @@ class Page {
 
 /** Whether samples are made and shown alike. @param {{input: any, labels: string[]}} one @param {{input: any, labels: string[]}} other */
 function sameSamples(first, other) {
-  const textOf = ({ input, labels }) => JSON.stringify([input.shape, input.scale, Array.from(input.mean ?? []), Array.from(input.std ?? []), labels]);
+  const textOf = ({ input, labels }) => JSON.stringify([input.shape, input.scale, Array.from(input.mean ?? []), Array.from(input.std ?? []), labels, input.window, Boolean(input.texts)]);
   return textOf(first) === textOf(other);
 }
 

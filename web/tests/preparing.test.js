@@ -5,6 +5,7 @@ import { readArrays } from "../device/arrays.js";
 import { fromHex, hex } from "../device/bytes.js";
 import { DataError } from "../device/errors.js";
 import { npz } from "../device/npz.js";
+import { MotionRecording, axesOf, unitOf } from "../device/motion.js";
 import { isLightOnDark, pictureRaw, prepare, whatOf, white } from "../device/preparing.js";
 import { readWav, resampled, soundRaw } from "../device/sounds.js";
 import { vectors } from "./vectors.js";
@@ -127,4 +128,35 @@ test("the label of a table's row is in the column with such a name, or in the la
   assert.deepEqual([[...bare.raw], bare.labels], [[1, 2, 3, 4], ["x", "y"]]);
   await assert.rejects(read("1,2,x\n3,y"), /row 2 has 2 cells, expected 3/);
   await assert.rejects(read("1,zwei,x"), DataError);
+});
+
+test("readings of motion become the same windows as rows of a recording in Python", () => {
+  for (const example of cases.motion) {
+    const recording = new MotionRecording(example.input);
+    for (const [x, y, z] of example.readings) recording.add({ x, y, z });
+    assert.equal(recording.count, 2);
+    assert.equal(bytesOf(recording.windows()), example.raw);
+    assert.equal(bytesOf(prepare(example.input, recording.windows())), example.x);
+  }
+});
+
+const windows = (channels, columns = [], more = {}) => ({ shape: [channels, 40], scale: 1, mean: [0], std: [1], window: { step: 20, columns }, ...more });
+
+test("channels are found by the names of an accelerometer's axes, and others are refused in words", () => {
+  assert.deepEqual(axesOf(windows(3)), ["x", "y", "z"]);
+  assert.deepEqual(axesOf(windows(3, ["Acc_Z", "accel.x", "acceleration y"])), ["z", "x", "y"]);
+  assert.deepEqual(axesOf(windows(1, ["ay"])), ["y"]);
+  assert.throws(() => axesOf(windows(3, ["x", "x", "y"])), DataError);
+  assert.throws(() => axesOf(windows(3, ["gyro_x", "gyro_y", "gyro_z"])), /readings of gyro_x, gyro_y, gyro_z, which the motion sensor of a phone does not give/);
+  assert.throws(() => axesOf(windows(6)), /readings of 6 channels, and the motion sensor of a phone has 3/);
+});
+
+test("readings are in g where the task's are, else in metres per square second", () => {
+  assert.equal(unitOf(windows(3)), "m/s²");
+  assert.equal(unitOf(windows(3, [], { mean: [0.1, 0.8, 0.1], std: [0.3, 0.4, 0.3] })), "g");
+  assert.equal(unitOf(windows(3, [], { mean: [1, 8, 1], std: [3, 4, 3] })), "m/s²");
+});
+
+test("windows are samples of their own sort, also if they are 40 readings long", () => {
+  assert.equal(whatOf({ ...windows(1, ["x"]), dtype: "float32" }), "windows");
 });

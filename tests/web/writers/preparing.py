@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.models.bundles.inputs import WindowInput
 from device_runtime.models.bundles.manifest import InputSpec
 from device_runtime.models.data import sound as wav
 from device_runtime.models.data.pictures import Picture
+from device_runtime.models.data.row_reader import TimeStep, WindowCutter
+from device_runtime.models.data.units import RawSamples
 
 DIGITS = InputSpec(shape=(1, 8, 8), scale=0.0625, mean=(0.305,), std=(0.376,))
 COLOUR = InputSpec(
@@ -48,6 +51,7 @@ def vectors() -> dict[str, Any]:
         ],
         "wav": [_wav(kind, bits, channels) for kind, bits, channels in FORMS],
         "npz": _npz(),
+        "motion": [_motion(("x", "y", "z"), 0.8), _motion(("acc_z", "acc_x", "acc_y"), 1.0)],
     }
 
 
@@ -82,6 +86,23 @@ def _sound(rate: int, count: int) -> dict[str, Any]:
     samples = (noise(rate, count) - 32768) * loud // 1024
     sound = wav.Sound(samples.astype("<i2").tobytes(), wav.PCM, 1, rate, 16)
     return {"input": _spec(SPEECH), "rate": rate, "count": count, "levels": sound.raw(SPEECH).tobytes()}
+
+
+def _motion(columns: tuple[str, ...], unit: float) -> dict[str, Any]:
+    """Windows of 7 of 17 readings of x, y, z, which come to the device in `columns`, in units of g."""
+    length, count = 7, 17
+    window = WindowInput(length, columns)
+    spec = InputSpec((3, length), 1.0, (0.1 * unit, 0.2, 0.9 * unit), (0.5, 0.25, 0.3), window=window)
+    readings = ((noise(5, 3 * count) - 32768) / 1024).reshape(count, 3)
+    cutter = WindowCutter.of(spec)
+    assert cutter is not None
+    order = cutter.columns(["x", "y", "z"] if columns[0] == "x" else ["acc_x", "acc_y", "acc_z"], 3)
+    rows = (readings[:, order] / 9.80665).astype(np.float32)
+    cut = cutter.cut((TimeStep("walking", row) for row in rows), "recording", "walk.csv")
+    raw = np.concatenate([part.x for part in cut if isinstance(part, RawSamples)])
+    numbers = {"raw": raw.astype("<f4").tobytes(), "x": spec.prepare(raw).astype("<f4").tobytes()}
+    known = {**_spec(spec), "window": {"step": length, "columns": columns}}
+    return {"input": known, "readings": readings.tolist(), **numbers}
 
 
 FORMS = ((1, 8, 1), (1, 16, 2), (1, 24, 1), (1, 32, 1), (3, 32, 1), (3, 64, 2))
