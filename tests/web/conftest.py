@@ -35,11 +35,12 @@ try {
 SCRIPTED = Path(__file__).parent / "scripted_worker.js"
 TOKENIZER = json.loads((WEB / "vectors" / "texts.json").read_text())["byte_pairs"][0]["tokenizer"]
 ABOUT = "We teach a model to read digits, for post that machines sort."
+ASK = "Draw a digit from 0 to 9, as you would write it on an envelope, and say which one it is."
 OPEN: dict[str, Any] = {
     "enrolment": "open",
     "broker": {"url": "ws://127.0.0.1:9", "user": "", "password": ""},
     "key": "",
-    "tasks": [{"name": "digits", "title": "Read handwriting", "about": ABOUT}],
+    "tasks": [{"name": "digits", "title": "Read handwriting", "about": ABOUT, "ask": ASK}],
 }
 
 

@@ -20,6 +20,11 @@ const ROWS = [
   { kind: "zeroth-order", cost: { ...COST, seconds: 0.8, bytesUp: 47, energyJ: 2 }, taken: false, why: "fits, but poorer than the chosen one" },
 ];
 const VERDICT = "A straggler for this task (a full update needs 91.0 s, 54.0 s are left); it sends entropy-subset 25%.";
+const TEXTS = {
+  title: "Read handwriting",
+  about: "We teach a model to read digits, for post that machines sort.",
+  ask: "Draw a digit from 0 to 9, as you would write it on an envelope, and say which one it is.",
+};
 self.asked = []; // what the page has said
 
 const tell = (message) => postMessage(message);
@@ -39,7 +44,7 @@ self.begin = begin;
 function begin(round) {
   const kind = "entropy-subset";
   const label = "entropy-subset 25%";
-  tell({ type: "offer", task: "digits", run: "r", round, deadlineS: 60, remainingS: 60, done: false });
+  tell({ type: "offer", task: "digits", run: "r", round, deadlineS: 60, remainingS: 60, done: false, ...TEXTS });
   tell({ type: "plan", round, kind, label, cost: COST, rows: ROWS, straggler: true, verdict: VERDICT, reasons: [] });
   tell({ type: "progress", round, label, share: 0.4, seconds: 1.7, leftS: 2.5 });
   if (round === 4) return;

@@ -110,3 +110,25 @@ def test_no_file_of_the_page_names_another_place():
         assert "http://" not in text, path
         assert "https://" not in text, path
     assert json.loads((web / "package.json").read_text())["type"] == "module"
+
+
+def test_the_task_has_its_words_before_join_and_after_it(visit):
+    visitor = visit(viewport={"width": 360, "height": 640})
+    page = visitor.open()
+    page.evaluate("localStorage.setItem('device-runtime details', '')")
+    page.reload()
+    page.wait_for_selector("#join:not([hidden])")
+    assert page.inner_text("#about") == "Read handwriting"
+    assert page.inner_text("#purpose").startswith("We teach a model to read digits")
+    page.click("#join button")
+    page.get_by_text("Round 4: working").wait_for()
+    assert page.inner_text("#title") == "Read handwriting"
+    assert page.inner_text("#question").startswith("Draw a digit from 0 to 9")
+    assert page.locator("#details").is_hidden()
+    page.click("#more")
+    assert page.locator("#task-about").is_visible()
+    page.reload()
+    page.get_by_text("Round 4: working").wait_for()
+    assert page.locator("#task-about").is_visible()  # as this person left it
+    page.click("#more")
+    assert page.locator("#task-about").is_hidden()

@@ -12,8 +12,9 @@ import { rows, verdict } from "./explain.js";
  * one sample.
  * @typedef {{type: "task", manifest: any, engine: string, why: string, cores: number, memoryBytes: number,
  *   forwardS: number, examples: number}} Task
+ * `title`, `about` and `ask` are for people, and may be empty.
  * @typedef {{type: "offer", task: string, run: string, round: number, deadlineS: number, remainingS: number,
- *   done: boolean}} Offer
+ *   done: boolean, title: string, about: string, ask: string}} Offer
  *
  * `have` of the `size` bytes that a round needs have come.
  * @typedef {{type: "fetching", have: number, size: number}} Fetching

@@ -417,8 +417,9 @@ export class Runner {
   }
 
   #tellOffer(/** @type {{number: number}} */ { number }) {
-    const { task, run, round, deadline_s: deadlineS, remaining_s: remainingS, done } = this.#offer(number).offer;
-    this.#environment.tell({ type: "offer", task, run, round, deadlineS, remainingS, done });
+    const { deadline_s: deadlineS, remaining_s: remainingS, ...offer } = this.#offer(number).offer;
+    const { task, run, round, done, title, about, ask } = offer;
+    this.#environment.tell({ type: "offer", task, run, round, deadlineS, remainingS, done, title, about, ask });
   }
 
   /** @returns {OpenRound} */

@@ -84,7 +84,7 @@ export type DeviceEvent =
   | { type: "log"; level: "info" | "warning" | "error"; text: string }
   | { type: "link"; connected: boolean; reason: string }
   | { type: "task"; manifest: any; engine: string; why: string; cores: number; memoryBytes: number; forwardS: number; examples: number }
-  | { type: "offer"; task: string; run: string; round: number; deadlineS: number; remainingS: number; done: boolean }
+  | { type: "offer"; task: string; run: string; round: number; deadlineS: number; remainingS: number; done: boolean; title: string; about: string; ask: string }
   | { type: "fetching"; have: number; size: number }
   | { type: "plan"; round: number; kind: string; label: string; cost: any; rows: any[]; straggler: boolean; verdict: string; reasons: string[] }
   | { type: "progress"; round: number; label: string; share: number; seconds: number; leftS: number }

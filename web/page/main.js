@@ -74,21 +74,20 @@ class Page {
     this._showDevice();
   }
 
-  /** What the task is, in its own words. @param {import("./joining.js").Task | null | undefined} task */
+  /** What the task is, in its own words. @param {any} task of the server's settings, or an offer; null: not known */
   _showTask(task) {
     if (!task) return;
-    this._task = task;
-    say(byId("title"), task.title || task.name);
+    const { name, title = "", about = "", ask = "" } = task;
+    this._task = { name, title, about, ask };
     byId("task").hidden = false;
-    say(byId("task-head"), task.title || task.name);
-    say(byId("task-about"), task.about ?? "");
-    say(byId("question"), task.ask || "What is it?");
+    const texts = { title: title || name, "task-head": title || name, "task-about": about, "task-ask": ask, question: ask || "What is it?" };
+    for (const [id, text] of Object.entries(texts)) say(byId(id), text);
   }
 
   /** The task's samples can be made at the next opening, also without a network. */
   async _remember(manifest) {
     if (this._left) return;
-    await remember(this._disk, { settings: this._settings, tasks: [{ ...this._task, ...manifest, name: this._task?.name ?? manifest.name }] });
+    await remember(this._disk, { settings: this._settings, tasks: [{ ...manifest, ...this._task }] });
   }
 
   /** The server may have been replaced by a newer one meanwhile. */
@@ -109,7 +108,7 @@ class Page {
     if (message.type === "stopped") trouble(`The device has stopped: ${message.text}. Reload the page to start it again.`);
     if (["link", "plan", "receipt"].includes(message.type)) say(byId("notice"), "");
     if (message.type === "task") this._about = message;
-    if (message.type === "offer") this._showTask(this._tasks.find(({ name }) => name === message.task));
+    if (message.type === "offer") this._showTask({ ...this._task, ...message, name: message.task });
     if (["task", "traffic", "receipt"].includes(message.type)) this._showDevice();
     if (message.type === "task") {
       await this._begin(message.manifest);

@@ -6,22 +6,7 @@ from device_runtime.models.bundles.inputs import File, TextInput, Texts
 from device_runtime.models.text import file as tokenizers
 from device_runtime.models.text.file import SYMBOLS, TokenizerFile
 
-MERGES = [
-    "i l",
-    "f il",
-    "Ġ fil",
-    "Ġfil m",
-    "Ã ¯",
-    "t h",
-    "th e",
-    "Ġ the",
-    "e r",
-    "Ġ t",
-    "Ġ Ġ",
-    "! !",
-    "1 9",
-    "ð Ł",
-]
+MERGES = ["i l", "f il", "Ġ fil", "Ġfil m", "Ã ¯", "t h", "th e", "Ġ the", "e r", "Ġ t", "Ġ Ġ", "! !", "1 9"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789!?.,'#-äß中ςσ"
 PIECES = ["film", "un", "##aff", "##able", "the", "##s", "cafe", "##ing", "naive", "İ", "it"]
 LENGTH = 24
