@@ -124,7 +124,7 @@ function line(message, now) {
 
 const lacksSamples = ({ reasons }) => reasons.some((reason) => reason.includes("no local data"));
 
-const sitsOut = (plan) => (lacksSamples(plan) ? "this device has no samples yet. Add a few, then it can help." : "this device sits out.");
+const sitsOut = (plan) => (lacksSamples(plan) ? "no samples here yet. Add a few, then it can help." : "this device sits out.");
 
 function offered({ done, round }) {
   if (done) return `The task is over after ${plural(round, "round")}. Thank you!`;
