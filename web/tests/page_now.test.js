@@ -45,6 +45,6 @@ test("a device without samples is asked for some, not shown why each kind of upd
   const reasons = ["full has no local data", "few-shot a classifier needs 2 classes"];
   now.hear({ type: "offer", task: "digits", run: "one", round: 2, done: false });
   now.hear({ type: "plan", round: 2, label: "", rows: [], reasons, cost: null });
-  assert.equal(state(), "Round 2: this device has no samples yet. Add a few, then it can help.");
+  assert.equal(state(), "Round 2: no samples here yet. Add a few, then it can help.");
   assert.equal(nodes.get("does").textContent, "");
 });
