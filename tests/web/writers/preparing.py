@@ -101,8 +101,8 @@ def _motion(columns: tuple[str, ...], unit: float) -> dict[str, Any]:
     cut = cutter.cut((TimeStep("walking", row) for row in rows), "recording", "walk.csv")
     raw = np.concatenate([part.x for part in cut if isinstance(part, RawSamples)])
     numbers = {"raw": raw.astype("<f4").tobytes(), "x": spec.prepare(raw).astype("<f4").tobytes()}
-    known = {**_spec(spec), "window": {"step": length, "columns": columns}}
-    return {"input": known, "readings": readings.tolist(), **numbers}
+    fields = {**_spec(spec), "window": {"step": length, "columns": columns}}
+    return {"input": fields, "readings": readings.tolist(), **numbers}
 
 
 FORMS = ((1, 8, 1), (1, 16, 2), (1, 24, 1), (1, 32, 1), (3, 32, 1), (3, 64, 2))
