@@ -19,6 +19,9 @@ from device_runtime.system_errors import disk_reason, shortage
 
 from .table import COMMANDS, Command, extra_for, missing_extra, overview
 
+OTHER_WORDS = {"uninstall": "leave", "remove": "leave", "enrol": "join", "start": "join", "stop": "pause"}
+"""Words that people type, and the command that does it."""
+
 log = logging.getLogger(__name__)
 
 PROGRAM = "device-runtime"
@@ -59,7 +62,7 @@ def _command(name: str, words: Sequence[str]) -> int:
 
         print(version(PROGRAM))
         return 0
-    hint = _nearest(name, COMMANDS).replace(";", ":") or ":"
+    hint = _nearest(OTHER_WORDS.get(name, name), COMMANDS).replace(";", ":") or ":"
     return _fail(f"there is no command {name!r}{hint} `{PROGRAM} --help` lists them all", 2)
 
 

@@ -14,7 +14,9 @@ from device_runtime.broker.errors import BrokerError
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Event, Received
 from device_runtime.broker.wire.messages import (
+    Blob,
     Contribution,
+    Get,
     Hello,
     Plan,
     State,
@@ -55,11 +57,16 @@ class EventQueue(Protocol):
 
 
 @dataclass(frozen=True)
-class TasksOver:
-    """Tells whether a task is over, by its name, and answers a device that asks for such a task."""
+class HostedTasks:
+    """What the router asks about a task, by its name.
+
+    is_over: whether it is over. answer: answers a device that asks for such a task. has: whether it has a
+    blob.
+    """
 
     is_over: Callable[[str], bool] = lambda _: False
     answer: Callable[[str, str], None] = lambda _task, _device: None
+    has: Callable[[str, Blob], bool] = lambda _task, _blob: False
 
 
 class Router:
@@ -73,16 +80,16 @@ class Router:
     def __init__(
         self,
         inboxes: Mapping[str, EventQueue],
-        over: TasksOver = TasksOver(),
+        tasks: HostedTasks = HostedTasks(),
         most: int = MOST_DEVICES,
         helpers: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
-        """`over` says whether a task is over; at most `most` devices are known at a time.
+        """At most `most` devices are known at a time.
 
         helpers: the tasks of each mask helper, by its name; all of them hear it, as it says no hello.
         """
         self._inboxes, self._helpers = inboxes, helpers
-        self._over, self._answer = over.is_over, over.answer
+        self._over, self._answer, self._has = tasks.is_over, tasks.answer, tasks.has
         self._devices: dict[str, _DeviceEntry] = {}
         self._known_devices = KnownDevices(
             lambda device: not self._devices[device].online, self._devices.pop, most
@@ -124,6 +131,12 @@ class Router:
                 entry.early_state = event
         elif entry.task:
             self._put([entry.task], event)
+        elif address.leaf == "get":
+            self._put([self._holder(device, decode(event.payload, Get).blob)], event)
+
+    def _holder(self, device: str, blob: Blob) -> str:
+        """The task that answers a device that is in none yet: one that has the blob, else its first."""
+        return next((task for task in self._inboxes if self._has(task, blob)), self._first(device))
 
     def _own(self, entry: _DeviceEntry, message: Plan | Contribution) -> str:
         """The task that a message names; remembered, so that blocks of the message's blob go to that task."""

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from device_runtime.aggregator.delivery.router import Router, TasksOver
+from device_runtime.aggregator.delivery.router import HostedTasks, Router
 from device_runtime.aggregator.errors import NoContributions
 from device_runtime.aggregator.limits import MOST_DEVICES, BoundedInbox
 from device_runtime.aggregator.machine.ports import LoopClock
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire.link_events import Connected, Event, Will
+from device_runtime.broker.wire.messages import Blob
 
 from .service import Service
 
@@ -58,6 +59,8 @@ class TaskThread:
         self._error: BaseException | None = None
         self._opened, self._begun = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self.has: Callable[[Blob], bool] = lambda _: False
+        """Whether the task has a blob, once it is open."""
 
     @property
     def running(self) -> bool:
@@ -90,6 +93,7 @@ class TaskThread:
     def _run(self, make: Callable[[], Service]) -> None:
         try:
             with closing(make()) as service:
+                self.has = service.rounds.store.models.has
                 self._opened.set()
                 self._begun.wait()
                 if self._stop.is_set():
@@ -134,8 +138,10 @@ def serve(
                 answer = last_word(device)
                 publish(answer.topic, answer.payload, answer.retain)
 
-        over = TasksOver(lambda name: not by_name[name].running, send_last_word)
-        router = Router(inboxes, over, most, _helpers(by_name))
+        tasks = HostedTasks(
+            lambda name: not by_name[name].running, send_last_word, lambda name, blob: by_name[name].has(blob)
+        )
+        router = Router(inboxes, tasks, most, _helpers(by_name))
         _route(router, by_name, inbox, publish)
     for thread in threads:
         thread.end()

@@ -13,7 +13,7 @@ import numpy as np
 
 from device_runtime.cli.options import DATA_HELP, add_data, add_format, as_json, memory_bytes, place, positive
 from device_runtime.device.connection.connecting import connect, folder_of, is_enrolled
-from device_runtime.device.connection.offers import task_text, task_title
+from device_runtime.device.connection.offers import task_title
 from device_runtime.device.engine.engine_guard import limit_bytes
 from device_runtime.device.errors import NoDevice
 from device_runtime.device.personal.kept import NothingKept, PersonalModel, PersonalModelStore, begun_with
@@ -81,7 +81,8 @@ class Judge:
     """What samples are held against: a task's bundle, and the weights of a model of it, if there are some.
 
     name: the task and the model, for people; empty if only the bundle is known. surely_trained: whether the
-    model was trained for a round at least. text: what the task is for and what people give, if it says so.
+    model was trained for a round at least. text: what the task is for, what people give, and whether
+    its aggregator is away; may be empty.
     """
 
     bundle: Bundle
@@ -97,7 +98,7 @@ class Judge:
         name = f"{task_title(offer)}, for which {device} is enrolled"
         if task.weights is not None and offer.round > 1:
             name += f", and {begun_with(offer.round)}"
-        return cls(task.bundle, task.weights, name, offer.round > 1, task_text(offer))
+        return cls(task.bundle, task.weights, name, offer.round > 1, task.text)
 
     def report(self, source: SampleSource, keep: Selection) -> SamplesReport:
         """Reads all samples, and tries the model. Raises DataError."""

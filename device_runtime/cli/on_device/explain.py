@@ -140,7 +140,8 @@ def _explain(options: argparse.Namespace, bundle: Bundle, planned: PlannedTask) 
     if options.format == "json":
         print(as_json(rows))
         return
-    print(f"{profile.name}, {load.samples} samples, {planned.name}, deadline {planned.deadline_s:g} s")
+    guess = "" if options.data or options.samples else " (assumed; yours: --data PATH)"
+    print(f"{profile.name}, {load.samples} samples{guess}, {planned.name}, deadline {planned.deadline_s:g} s")
     if planned.text:
         print(planned.text)
     heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])

@@ -47,10 +47,14 @@ def run(options: argparse.Namespace) -> int:
         print(done)
     if goodbye:
         print(goodbye)
-    late = uninstall.unreceipted(folder) and not options.force  # contributions made until it had stopped
-    left = uninstall.remove(folder, options.keep_outbox or bool(late))
+    late = 0 if options.force else uninstall.unreceipted(folder)  # contributions made until it had stopped
+    left = uninstall.remove(folder, options.keep_outbox or late > 0)
     names = ", ".join(sorted(path.name for path in left.iterdir())) if left else ""
     print(f"removed {folder}" if left is None else f"kept in {left}: {names}")
+    if left and late:
+        print(
+            f"contributions without a receipt: {late}; `device-runtime leave --state {left} --force` loses them"
+        )
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from device_runtime.cli.options import listed
 from device_runtime.device.agent.instance import folder_lock
 from device_runtime.device.connection.connecting import Connection
-from device_runtime.device.connection.offers import task_text, task_title
+from device_runtime.device.connection.offers import task_title
 from device_runtime.device.delivery.offered_task import OfferedTask, fetch
 from device_runtime.device.errors import InUse
 from device_runtime.models.bundles.bundle import Bundle
@@ -74,7 +74,7 @@ class PlannedTask:
     name: str
     """What it is, for people."""
     text: str = ""
-    """What it is for, and what people give; empty if it does not say."""
+    """What it is for, what people give, and whether its aggregator is away; may be empty."""
 
     @classmethod
     def of_offer(cls, task: OfferedTask) -> PlannedTask:
@@ -85,8 +85,8 @@ class PlannedTask:
         kinds = registry.supported_kinds(task.offer.kinds)
         manifests = {name: bundle.manifest for name, bundle in {"": task.bundle, **task.family}.items()}
         closed_form = kind_statistics.serves_closed_form(kinds)
-        name, text = f"{task_title(task.offer)} as it is offered", task_text(task.offer)
-        return cls(kinds, manifests, task.offer.deadline_s, closed_form, name, text)
+        name = f"{task_title(task.offer)} as it is offered"
+        return cls(kinds, manifests, task.offer.deadline_s, closed_form, name, task.text)
 
     @classmethod
     def of_options(cls, options: TaskOptions, bundle: Bundle) -> PlannedTask:

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -187,7 +188,9 @@ def start(job: ServiceCommand, file: Path) -> int:
 
 def _next_lines(service: DeviceService, job: ServiceCommand, folder: Path) -> str:
     """What to type next: to see the log, and to take it all away."""
-    sudo, program = ("sudo ", job.command[0]) if job.account else ("", service_install.COMMAND)
+    sudo = "sudo " if job.account else ""
+    called = shutil.which(service_install.COMMAND) == job.command[0] and not sudo
+    program = service_install.COMMAND if called else shlex.quote(job.command[0])
     own = f"--state {shlex.quote(str(folder))}"
     log_line = shlex.join((*service.log, "-f"))
     rows = (("its log", log_line), ("stop and uninstall", f"{program} leave {own}"))

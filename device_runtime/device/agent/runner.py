@@ -209,6 +209,8 @@ class Runner:
         """Send a message to the aggregator; returns whether the command was one."""
         match command:
             case ev.SayHello():
+                if self.state.hello_wait_s > ev.RESEND_S:
+                    self.warn("no aggregator answers: is `serve` running? This device goes on asking")
                 self._say_hello(command.least)
             case ev.SayPaused():
                 self._messages.paused(command.yes)

@@ -17,7 +17,7 @@ from device_runtime.broker.wire.link import Link, LinkOptions
 from device_runtime.broker.wire.link_events import Event, Received
 from device_runtime.broker.wire.messages import Blob, Get, MessageError, Offer, encode
 from device_runtime.device.connection.connecting import Connection
-from device_runtime.device.connection.offers import opened
+from device_runtime.device.connection.offers import opened, task_text
 from device_runtime.device.connection.trust import Trust
 from device_runtime.device.errors import DeviceError
 from device_runtime.models.bundles.bundle import Bundle
@@ -34,6 +34,10 @@ LISTEN_S = 2.0
 """Seconds for retained offers, which a broker sends at once."""
 SILENCE_S = 30.0
 """Seconds without a block after which the aggregator is taken to be away."""
+ANSWER_S = 10.0
+"""Seconds within which an aggregator answers at all; one that merges a round may need some."""
+NO_BLOB = Blob(sha=bytes(32), size=1)
+"""A blob that no aggregator has: its answer to a Get shows that it is there, in a few bytes."""
 
 
 class NotFetched(DeviceError):
@@ -45,13 +49,21 @@ class OfferedTask:
     """A task as it is offered to a device.
 
     family: bundles of the other models that it trains, by name. weights: of the model that it serves; None
-    where these cannot be fetched.
+    where these cannot be fetched. answered: whether an aggregator answers; otherwise the offer is the last
+    one, which the broker keeps when an aggregator stops or is killed.
     """
 
     offer: Offer
     bundle: Bundle
     family: Mapping[str, Bundle]
     weights: Tensors | None
+    answered: bool = True
+
+    @property
+    def text(self) -> str:
+        """What the task is for and what people give, and whether an aggregator is there; may be empty."""
+        stale = f"No aggregator answers: the offer of round {self.offer.round} is one that the broker keeps."
+        return "\n".join(filter(None, (task_text(self.offer), "" if self.answered else stale)))
 
 
 def fetch(connection: Connection, task: str, folder: Path) -> OfferedTask:
@@ -79,13 +91,18 @@ class _Fetching:
         self._cache = ModelCache(folder)
         self._downloads = Downloads(self._cache.blobs, self._ask, lambda blob, seconds: None)
         self._came_at = time.monotonic()
+        self._answered = False
 
     def offer(self, task: str) -> Offer:
-        """The offer of a task. Raises NotFetched."""
-        trust, offers, end = Trust(self._connection.key), dict[str, Offer](), time.monotonic() + LISTEN_S
-        while (left := end - time.monotonic()) > 0:
+        """The offer of a task, once it is known whether an aggregator is there. Raises NotFetched."""
+        self._ask(Get(blob=NO_BLOB, blocks=(0,)))
+        trust, offers, began_at = Trust(self._connection.key), dict[str, Offer](), time.monotonic()
+        while (left := began_at + self._patience_s(bool(offers)) - time.monotonic()) > 0:
             message = self._next(left)
-            if message is None or not topics.is_offer(message.topic) or not message.payload:
+            if message is None:
+                continue
+            self._answered = self._answered or not message.retain
+            if not topics.is_offer(message.topic) or not message.payload:
                 continue
             try:
                 if not is_compact_offer(message.payload):
@@ -100,6 +117,10 @@ class _Fetching:
             raise NotFetched(f"no task is offered at {self._connection.url} yet")
         return offers[task or min(offers, key=lambda name: (offers[name].done, name))]
 
+    def _patience_s(self, offered: bool) -> float:
+        """How long to listen in all: for offers, and if there are any also for an answer."""
+        return ANSWER_S if offered and not self._answered else LISTEN_S
+
     def fetched(self, offer: Offer) -> OfferedTask:
         """The task of an offer. Raises NotFetched, BrokerError, ModelError."""
         self._complete(self._cache.missing_bundles(offer))
@@ -111,13 +132,15 @@ class _Fetching:
             weights = self._cache.base(offer.base, bundle.manifest)
         except (BlobError, ModelError, DeviceError) as error:
             log.info("the model that task %r serves was not fetched: %s", offer.task, error)
-            return OfferedTask(offer, bundle, family, None)
-        return OfferedTask(offer, bundle, family, weights)
+            return OfferedTask(offer, bundle, family, None, self._answered)
+        return OfferedTask(offer, bundle, family, weights, self._answered)
 
     def _complete(self, blobs: Iterable[Blob]) -> None:
         """Wait until all blobs are here. Raises NotFetched, BlobError."""
         self._came_at = time.monotonic()
         while missing := [blob for blob in blobs if not self._cache.blobs.has(blob)]:
+            if not self._answered:
+                raise NotFetched(f"no aggregator answers at {self._connection.url}: is `serve` running?")
             if not self._downloads.advance(missing, time.monotonic()):
                 raise NotFetched("the aggregator does not have what it offers any more: try again")
             message = self._next(0.1)

@@ -54,7 +54,7 @@ class SamplesReport:
     targets: in place of `classes`, where the task's targets have columns.
     model: what a trained model makes of the samples; None if there is none, or it cannot say.
     judged_by: which task and which model the samples are held against; empty if only the bundle is known.
-    task: what that task is for and what people give, if it says so.
+    task: what that task is for, what people give, and whether its aggregator is away; may be empty.
     labels: the task's, where targets are classes.
     """
 

@@ -5,7 +5,7 @@ import queue
 
 import pytest
 
-from device_runtime.aggregator.delivery.router import MOST_BLOBS, Router, TasksOver
+from device_runtime.aggregator.delivery.router import MOST_BLOBS, HostedTasks, Router
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Disconnected, Received
 from device_runtime.broker.wire.messages import (
@@ -51,10 +51,14 @@ def plan(device, task):
 class Bench:
     def __init__(self, *tasks, most=100, helpers=None):
         self.inboxes = {task: queue.SimpleQueue() for task in tasks}
-        self.over, self.answers = set(), []
+        self.over, self.answers, self.blobs = set(), [], {}
         self.router = Router(
             self.inboxes,
-            TasksOver(self.over.__contains__, lambda task, device: self.answers.append((task, device))),
+            HostedTasks(
+                self.over.__contains__,
+                lambda task, device: self.answers.append((task, device)),
+                lambda task, blob: blob in self.blobs.get(task, ()),
+            ),
             most,
             helpers or {},
         )
@@ -163,9 +167,19 @@ def test_of_a_device_that_sends_ever_more_only_the_latest_blobs_are_known(two):
 )
 def test_what_is_for_no_task_is_dropped_with_a_word(two, event, message, caplog):
     with caplog.at_level(logging.WARNING):
-        two.route(event, get("nobody"))
+        two.route(event)
     assert message in caplog.text
     assert two.messages_of("digits") == two.messages_of("speech") == []
+
+
+def test_a_device_without_a_task_fetches_from_the_task_that_has_the_blob_or_learns_that_none_has(two):
+    two.blobs["speech"] = (Blob(bytes(32), 5),)
+    two.route(get("a"))
+    assert (two.messages_of("digits"), two.messages_of("speech")) == ([], [get("a")])
+    two.blobs.clear()
+    two.over.add("digits")
+    two.route(get("a"))
+    assert (two.messages_of("digits"), two.messages_of("speech")) == ([], [get("a")])
 
 
 def test_a_retained_hello_moves_nobody(two):

@@ -25,6 +25,7 @@ from device_runtime.broker.wire.messages import (
 from device_runtime.broker.wire.topics import parse
 from device_runtime.device.agent.agent import Agent
 from device_runtime.device.errors import OutOfMemory
+from device_runtime.device.machine.events import RESEND_S
 from device_runtime.device.training.local_task import Settings
 from device_runtime.models.bundles import tensors
 from device_runtime.models.bundles.bundle import Bundle
@@ -442,6 +443,15 @@ def test_the_log_says_once_what_the_task_is_for_and_what_people_give(stage, capl
         stage.go()
     sentences = [r.message for r in caplog.records if "Draw" in r.message]
     assert sentences == ["task 't' (Read [31mdigits): We read. Draw a digit."]
+
+
+def test_the_log_says_once_that_no_aggregator_answers(stage, caplog):
+    stage.agent.inbox.put(Received(topics.offer("t"), encode(stage.offer()), retain=True))
+    for _ in range(10):
+        stage.clock.now += RESEND_S
+        stage.go()
+    assert len(stage.link.of(Hello)) > 3
+    assert caplog.text.count("no aggregator answers: is `serve` running?") == 1
 
 
 def test_presence_is_the_link_s_to_tell(stage):

@@ -180,7 +180,9 @@ def test_what_a_device_makes_until_it_has_stopped_is_kept_until_its_receipt(tmp_
 
     monkeypatch.setattr(leaving, "stop", stopped)
     assert main(["leave", "--state", str(folder), "--broker", "mqtt://127.0.0.1:1", "--yes"]) == 0
-    assert f"kept in {folder}: outbox" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert f"kept in {folder}: outbox" in output
+    assert f"without a receipt: 1; `device-runtime leave --state {folder} --force` loses them" in output
     assert leaving.unreceipted(folder) == 1
 
 
