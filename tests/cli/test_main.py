@@ -126,6 +126,10 @@ def test_each_command_s_help_has_an_example_that_parses(name, capsys, monkeypatc
     [
         ("serv", "there is no command 'serv': did you mean serve? `device-runtime --help` lists them all"),
         ("jion", "there is no command 'jion': did you mean join? `device-runtime --help` lists them all"),
+        (
+            "uninstall",
+            "there is no command 'uninstall': did you mean leave? `device-runtime --help` lists them all",
+        ),
         ("quux", "there is no command 'quux': `device-runtime --help` lists them all"),
         ("--quux", "there is no command '--quux': `device-runtime --help` lists them all"),
     ],

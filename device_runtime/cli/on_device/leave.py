@@ -52,9 +52,8 @@ def run(options: argparse.Namespace) -> int:
     names = ", ".join(sorted(path.name for path in left.iterdir())) if left else ""
     print(f"removed {folder}" if left is None else f"kept in {left}: {names}")
     if left and late:
-        print(
-            f"contributions without a receipt: {late}; `device-runtime leave --state {left} --force` loses them"
-        )
+        again = f"`device-runtime leave --state {left} --force` loses them"
+        print(f"contributions without a receipt: {late}; {again}")
     return 0
 
 
