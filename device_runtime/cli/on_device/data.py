@@ -95,7 +95,7 @@ class Judge:
     def of_offer(cls, task: OfferedTask, device: str) -> Judge:
         """The task that is offered to a device, and the model that it serves."""
         offer = task.offer
-        name = f"{task_title(offer)}, for which {device} is enrolled"
+        name = f"{task_title(offer.task, offer.title)}, for which {device} is enrolled"
         if task.weights is not None and offer.round > 1:
             name += f", and {begun_with(offer.round)}"
         return cls(task.bundle, task.weights, name, offer.round > 1, task.text)
@@ -142,7 +142,8 @@ def _judge(options: argparse.Namespace, stack: ExitStack) -> Judge:
     personal = _kept_model(options, enrolled)
     if personal is not None and (bundle is None or bundle.sha256 == personal.bundle.sha256):
         record = personal.record
-        name = f"task {record.task!r}, and {begun_with(record.round)}, which this device keeps"
+        title = task_title(record.task, record.title)
+        name = f"{title}, and {begun_with(record.round)}, which this device keeps"
         return Judge(personal.bundle, personal.weights, name, record.round > 1)
     if personal is not None and (options.state or options.name):
         raise DataError(f"the device keeps a model of {personal.bundle.manifest.name}: leave out --bundle")

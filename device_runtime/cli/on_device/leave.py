@@ -29,7 +29,8 @@ def run(options: argparse.Namespace) -> int:
     uninstall.check(folder)
     if (count := uninstall.unreceipted(folder)) and not (options.keep_outbox or options.force):
         raise InstallError(
-            f"contributions in {folder} that wait for a receipt: {count}. Join until they are sent, "
+            f"contributions in {folder} that wait for a receipt: {count}. Join until they are sent "
+            "(a device that runs sends them by itself), "
             "or give --keep-outbox, or --force to lose them"
         )
     running = instance.process(folder)

@@ -85,7 +85,7 @@ class PlannedTask:
         kinds = registry.supported_kinds(task.offer.kinds)
         manifests = {name: bundle.manifest for name, bundle in {"": task.bundle, **task.family}.items()}
         closed_form = kind_statistics.serves_closed_form(kinds)
-        name = f"{task_title(task.offer)} as it is offered"
+        name = f"{task_title(task.offer.task, task.offer.title)} as it is offered"
         return cls(kinds, manifests, task.offer.deadline_s, closed_form, name, task.text)
 
     @classmethod

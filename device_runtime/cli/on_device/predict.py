@@ -88,10 +88,12 @@ def _row(prediction: Prediction, predictions: list[Prediction]) -> list[str]:
 
 def _summary(model: Personal) -> str:
     """A line about the model that is kept, and its accuracy."""
+    from device_runtime.device.connection.offers import task_title
     from device_runtime.device.personal.kept import begun_with
 
     record, judged = model.record, model.judged
-    text = f"{model.manifest.name}, task {record.task!r}, {begun_with(record.round)}"
+    title = task_title(record.task, record.title)
+    text = f"{model.manifest.name}, {title}, {begun_with(record.round)}"
     if judged is None or judged.served is None:
         return f"{text}, not evaluated on this device yet"
     text += f"; {judged.served.description}"

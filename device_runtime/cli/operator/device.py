@@ -75,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
     reload = register.reload_mosquitto(opened)
     _say(f"{options.name} is enrolled at {enrolment.url}; {reload.text}")
     _say(
-        "Run `device-runtime join --enrol -` on the device and paste this there, and nowhere else: it holds "
-        "the password."
+        "Run `device-runtime join --enrol - --data FOLDER --service` on the device and paste this there, and "
+        "nowhere else: it holds the password."
     )
     print(line, flush=True)
     _draw(line, options.qr)

@@ -241,7 +241,7 @@ class Agent:
 
     def _introduce(self, offer: Offer) -> None:
         """Log what the device's task is for, once, if it says so."""
-        text = f"{task_title(offer)}: {task_text(offer)}".rstrip(": ")
+        text = f"{task_title(offer.task, offer.title)}: {task_text(offer)}".rstrip(": ")
         has_texts = offer.title or offer.about or offer.ask
         if has_texts and offer.task == self._messages.task and text != self._introduced:
             self._introduced = text

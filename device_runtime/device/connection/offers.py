@@ -91,9 +91,9 @@ def update_advice(version: str) -> str:
     )
 
 
-def task_title(offer: Offer) -> str:
+def task_title(task: str, title: str) -> str:
     """The name of a task, and its title for people if it has one, in one line."""
-    return f"task {offer.task!r} ({_line(offer.title)})" if offer.title else f"task {offer.task!r}"
+    return f"task {task!r} ({_line(title)})" if title else f"task {task!r}"
 
 
 def task_text(offer: Offer) -> str:

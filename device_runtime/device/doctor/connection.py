@@ -257,7 +257,7 @@ def _offered(connection: Connection, message: Received) -> Finding:
     )
     signed = ", signed by the aggregator of the enrolment" if connection.key else ""
     newer = update_advice(offer.version)
-    return Finding("offer", "ok", f"{task_title(offer)} {where}{signed}", newer)
+    return Finding("offer", "ok", f"{task_title(offer.task, offer.title)} {where}{signed}", newer)
 
 
 def _issued(offers: list[Received]) -> int:

@@ -60,6 +60,7 @@ class PersonalRecord(msgspec.Struct, frozen=True):
     head: str = ""
     rounds: tuple[RoundEvaluation, ...] = ()
     version: int = FORMAT
+    title: str = ""
 
 
 def begun_with(number: int) -> str:
@@ -106,9 +107,8 @@ class PersonalModelStore:
         rounds, head = (before.rounds, before.head) if before and same else ((), "")
         if before is None or before.weights != file:
             head = ""
-        self._write(
-            PersonalRecord(self._named(bundle.path), offer.task, offer.run, offer.round, file, head, rounds)
-        )
+        folder, of = self._named(bundle.path), (offer.task, offer.run, offer.round)
+        self._write(PersonalRecord(folder, *of, file, head, rounds, title=offer.title))
 
     def judge(self, judged: RoundEvaluation, head: Tensors | None) -> None:
         """Save the figures of the kept round, and the own head if it was better.

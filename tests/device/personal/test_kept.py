@@ -26,9 +26,10 @@ def files(tmp_path):
 
 
 def test_what_is_kept_is_read_again_with_its_bundle(keeper, bundle, offer):
-    keeper.keep(offer(3), bundle, moved(bundle, 1))
+    keeper.keep(offer(3, title="Read digits"), bundle, moved(bundle, 1))
     stored = PersonalModelStore(keeper._device).read()
-    assert (stored.record.round, stored.bundle.sha256) == (3, bundle.sha256)
+    assert (stored.record.round, stored.record.title) == (3, "Read digits")
+    assert stored.bundle.sha256 == bundle.sha256
     assert all(np.array_equal(stored.weights[n], value) for n, value in moved(bundle, 1).items())
 
 
