@@ -37,6 +37,7 @@ def restarted(pages, **instead):
 
 def test_the_page_opens_without_its_server_takes_samples_and_has_them_when_it_is_back(visit_kept):
     visitor, page = visit_kept()
+    page.get_by_text("This page opens without a network, too.").wait_for()
     keep(visitor, SEVEN, "7")
     visitor.pages.close()
     page.reload()
@@ -116,7 +117,7 @@ def test_what_is_added_while_the_server_is_away_counts_when_it_is_back(
     with serve(*options) as served:
         visitor = Visit(chromium, served.pages)
         page = visitor.open()
-        page.get_by_text("It loads about 4 MB, once").wait_for()
+        page.get_by_text("It loads about ").wait_for()
         page.click("#join button")
         page.click("#files summary")
         page.set_input_files("#files-input", digits / "0.npz")

@@ -49,6 +49,27 @@ def test_a_low_battery_pauses_the_device_until_it_is_plugged_in(visit):
     assert [(message["percent"], message["plugged"]) for message in batteries] == [(15, False), (15, True)]
 
 
+SAVING = """
+const connection = Object.assign(new EventTarget(), { saveData: true, type: "cellular" });
+Object.defineProperty(navigator, "connection", { value: connection });
+globalThis.spend = () => { connection.saveData = false; connection.dispatchEvent(new Event("change")); };
+"""
+
+
+def test_a_browser_that_saves_data_loads_nothing_ahead_and_pauses_the_device(visit):
+    visitor = visit()
+    visitor.context.add_init_script(SAVING)
+    page = visitor.open()
+    page.get_by_text("Your browser is set to save data: nothing is computed or sent").wait_for()
+    assert not [url for url in visitor.requests if url.endswith(".wasm")]
+    page.click("#join button")
+    page.get_by_text("Paused: the browser is set to save data.").wait_for()
+    assert page.inner_text("#data").startswith("This is a mobile network, which may cost money.")
+    page.evaluate("spend()")
+    page.get_by_text("Round 4: working").wait_for()
+    assert not page.inner_text("#data").endswith("as it is now.")
+
+
 def test_the_screen_stays_on_while_a_round_is_worked_on(visit):
     visitor = visit()
     visitor.context.add_init_script(

@@ -55,5 +55,5 @@ function loads({ page_bytes: page = 0, tasks }) {
   const about = (/** @type {number} */ size) => bytes(Number(size.toPrecision(2)));
   const saving = savesData() ? " Your browser is set to save data: nothing is computed or sent until you switch that off." : "";
   if (!page) return saving.trim();
-  return `It loads about ${about(page + model)}, once${model ? `: this page, and a model of ${about(model)}` : ""}.${saving}`;
+  return `It loads about ${about(page + model)}, once: this page, and ${model ? `a model of ${about(model)}` : "then the model"}.${saving}`;
 }

@@ -62,10 +62,13 @@ export function checkVersion(/** @type {Config} */ { protocol = VERSION }) {
   throw new Error(protocol > VERSION ? older : "The server is older than this page: ask the organisers to update it.");
 }
 
-/** Keeps the files of the page, so that it opens without a network. Resolves when they are kept. */
+/** Keeps the files of the page, so that it opens without a network. Resolves when they are kept, or cannot be now. */
 export async function keepPage() {
-  await navigator.serviceWorker?.register(OFFLINE).catch(() => {}); // tried again when the page is opened next
-  await navigator.serviceWorker?.ready;
+  const workers = navigator.serviceWorker; // undefined in private windows of some browsers
+  const registration = await workers?.register(OFFLINE).catch(() => null);
+  if (!registration) return false;
+  await workers.ready;
+  return true;
 }
 
 /** Deletes the files of the page that this browser keeps. */

@@ -69,7 +69,8 @@ class Page {
       byId(id).addEventListener("click", () => deed().catch((error) => trouble(error.message)));
     }
     this._showDevice();
-    if (!savesData()) keepPage().then(() => say(byId("opens"), "This page opens without a network, too."));
+    say(byId("opens"), "This page needs a network to open, so far.");
+    if (!savesData()) keepPage().then((isKept) => isKept && say(byId("opens"), "This page opens without a network, too."));
     this._persisted = await persist();
     this._showDevice();
   }
@@ -79,7 +80,7 @@ class Page {
     if (!task) return;
     const { name, title = "", about = "", ask = "" } = task;
     this._task = { name, title, about, ask };
-    byId("task").hidden = false;
+    byId("task").hidden = !(about || ask);
     const texts = { title: title || name, "task-head": title || name, "task-about": about, "task-ask": ask, question: ask || "What is it?" };
     for (const [id, text] of Object.entries(texts)) say(byId(id), text);
   }
