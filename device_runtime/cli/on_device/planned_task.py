@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -78,15 +78,24 @@ class PlannedTask:
 
     @classmethod
     def of_offer(cls, task: OfferedTask) -> PlannedTask:
-        """The task as it is offered to a device. Raises KindError if this version has none of its kinds."""
+        """The task as it is offered to a device; between rounds with the usual kinds, as none are offered.
+
+        Raises KindError if this version has none of its kinds.
+        """
         from device_runtime.strategies.kinds import registry
         from device_runtime.strategies.statistics import kind_statistics
 
-        kinds = registry.supported_kinds(task.offer.kinds)
+        offer, title = task.offer, task_title(task.offer.task, task.offer.title)
+        if not offer.kinds:
+            usual = cls.of_options(TaskOptions(str(task.bundle.path)), task.bundle)
+            state = "which is over" if offer.done else "which has no round open for this device"
+            name = f"{title}, {state}: the usual kinds"
+            return replace(usual, deadline_s=offer.deadline_s, name=name, text=task.text)
+        kinds = registry.supported_kinds(offer.kinds)
         manifests = {name: bundle.manifest for name, bundle in {"": task.bundle, **task.family}.items()}
         closed_form = kind_statistics.serves_closed_form(kinds)
-        name = f"{task_title(task.offer.task, task.offer.title)} as it is offered"
-        return cls(kinds, manifests, task.offer.deadline_s, closed_form, name, task.text)
+        name = f"{title} as it is offered"
+        return cls(kinds, manifests, offer.deadline_s, closed_form, name, task.text)
 
     @classmethod
     def of_options(cls, options: TaskOptions, bundle: Bundle) -> PlannedTask:

@@ -1,7 +1,9 @@
 """What `explain` says of the privacy of each kind, and of rounds with masks."""
 
 import json
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from device_runtime.aggregator.tasks.feasible import trained_parts, with_members
@@ -120,3 +122,9 @@ def test_the_task_of_a_device_is_planned_for_as_it_is_offered_with_its_deadline(
     assert "few-shot" in output and "zeroth-order" not in output
     assert main(["explain", "--samples", "20", "--deadline", "44"]) == 0
     assert "task 'lab' (Read the lab) as it is offered, deadline 44 s" in capsys.readouterr().out
+    lobby = replace(task, offer=msgspec.structs.replace(offer, round=0, kinds=()))
+    monkeypatch.setattr("device_runtime.cli.on_device.planned_task.fetch", lambda *_: lobby)
+    assert main(["explain", "--samples", "20"]) == 0
+    output = capsys.readouterr().out
+    assert "(Read the lab), which has no round open for this device: the usual kinds, deadline 33" in output
+    assert "zeroth-order" in output
