@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint compiled slow web docs release clean
+.PHONY: help demo check test lint compiled slow web docs pictures release clean
 
 help:
 	@echo "make demo   eight device processes, a real MQTT broker, real handwritten digits: about two minutes"
@@ -22,6 +22,7 @@ help:
 	@echo "make web    the libraries of the page by which browsers join, from npm (Node.js 20 or newer)"
 	@echo "make slow   the slow tests: many repeats, real data of ../shared/data where it is there"
 	@echo "make docs   the site of docs/, into site/: python3 -m http.server --directory site shows it"
+	@echo "make pictures  every state of the dashboard at four sizes, as pictures in pictures/"
 	@echo "make release  wheel, sdist, npm package, build files, bill of materials, checksums, into dist/release"
 	@echo "make clean  remove the environment and what was run"
 
@@ -95,6 +96,11 @@ $(VENV)/.docs: $(VENV)/.demo
 docs: $(VENV)/.docs
 	@echo "== building the site into site/"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# Needs Chromium, which `.venv/bin/python -m playwright install chromium` fetches.
+pictures: $(VENV)/.dev
+	@echo "== pictures of the dashboard into pictures/"
+	@SCREENSHOTS=$(CURDIR)/pictures $(BIN)/python -m pytest -q -rs -m "slow or not slow" tests/aggregator/http/test_dashboard_look.py
 
 $(VENV)/.release: $(VENV)/.demo
 	@echo "== installing what makes a release"

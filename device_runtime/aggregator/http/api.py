@@ -6,6 +6,7 @@ import asyncio
 import os
 import pathlib
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from typing import Annotated, Any, BinaryIO
 
@@ -28,7 +29,16 @@ from .devices import DeviceFilter
 from .journal import Filter
 from .metrics import ProcessMetrics
 from .security import Token
-from .shapes import DevicePage, Entries, ModelVersion, RollbackAnswer, RoundPage, TaskInfo, measured
+from .shapes import (
+    DevicePage,
+    Entries,
+    ModelVersion,
+    RollbackAnswer,
+    RoundPage,
+    TaskInfo,
+    TaskStatus,
+    measured,
+)
 from .watch import PAGE_LIMIT, ServedTask
 
 STREAMS = 32
@@ -224,12 +234,12 @@ class TaskRoutes:
 
     async def _live(self, hosted: ServedTask, request: Request) -> AsyncIterator[bytes]:
         self._streams += 1
-        version, silent_s = -1, 0.0
+        sent, silent_s = None, 0.0
         try:
             while not self.closing and not await request.is_disconnected():
-                live = hosted.watch.live()
-                if live.version != version:
-                    version, silent_s = live.version, 0.0
+                live = _status(hosted)
+                if (live.version, live.broker) != sent:
+                    sent, silent_s = (live.version, live.broker), 0.0
                     yield b"event: live\ndata: " + msgspec.json.encode(live) + b"\n\n"
                 elif silent_s >= COMMENT_S:
                     silent_s = 0.0
@@ -250,7 +260,12 @@ def _info(hosted: ServedTask) -> TaskInfo:
     task = hosted.task
     settings = msgspec.json.decode(task.json(), type=dict[str, object])
     program = metadata.version("device-runtime")
-    return TaskInfo(task.name, task.bundle, str(hosted.folder), settings, hosted.watch.live(), program)
+    return TaskInfo(task.name, task.bundle, str(hosted.folder), settings, _status(hosted), program)
+
+
+def _status(hosted: ServedTask) -> TaskStatus:
+    """The state of the task now, with that of the broker's connection."""
+    return replace(hosted.watch.live(), broker=hosted.link.connected)
 
 
 def _version(version: Made) -> ModelVersion:

@@ -153,6 +153,7 @@ class TaskStatus:
     not_counted: the number of contributions that were late, refused or duplicates.
     metric: the name of the metric that accuracy is; metrics: further ones, by name.
     held_out_accuracy, held_out_samples, held_out_head: as in `RoundStatus`, of the last closed round.
+    broker: whether the aggregator is connected to its broker; without it, who is online is not known.
     """
 
     task: str
@@ -185,6 +186,7 @@ class TaskStatus:
     held_out_accuracy: float | None = None
     held_out_samples: int = 0
     held_out_head: str = ""
+    broker: bool = True
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,7 @@ def test_without_the_service_the_page_says_so(visit, board):
     board.process.terminate()
     board.process.wait()
     expect(page.locator("#connection")).to_contain_text("lost", timeout=PATIENCE_MS)
+    expect(page.locator("#doubt")).to_contain_text("these figures are from", timeout=PATIENCE_MS)
     assert "pi-full" in page.inner_text("#fleet-table")
 
 

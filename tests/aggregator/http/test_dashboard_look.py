@@ -3,6 +3,8 @@
 import json
 import os
 import time
+from dataclasses import replace
+from email.utils import formatdate
 from importlib import resources
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -108,6 +110,7 @@ LIVE = TaskStatus(
     loss=0.000663, bytes_up=10**9, bytes_down=10**9, energy_j=123456.0,
 )  # fmt: skip
 SETTINGS = {
+    "min_devices": 2,
     "kinds": [{"name": kind} for kind in KINDS],
     "title": "Handwritten digits",
     "about": "Your devices teach a model to read digits.",
@@ -133,6 +136,11 @@ ANSWERS = {
 
 
 def answer(route):
+    return answer_with(route, ANSWERS, {})
+
+
+def answer_with(route, answers, headers):
+    """Answers as the aggregator does; `answers` by the last part of the path."""
     parts = urlsplit(route.request.url)
     path = parts.path
     if not path.startswith("/api/"):
@@ -142,18 +150,33 @@ def answer(route):
         return route.fulfill(body=file.read_bytes(), content_type=TYPES[Path(file.name).suffix])
     leaf = path.rsplit("/", 1)[-1]
     if leaf == "events":
-        data = msgspec.json.encode(LIVE).decode()
-        return route.fulfill(body=f"data: {data}\n\n", content_type="text/event-stream")
-    content = ANSWERS[leaf]
+        data = msgspec.json.encode(answers["tasks"][0].live).decode()
+        return route.fulfill(
+            body=f"data: {data}\n\n", headers={**headers, "Content-Type": "text/event-stream"}
+        )
+    content = answers[leaf]
     limit = int(parse_qs(parts.query).get("limit", ["25"])[0])
     if leaf == "devices":
-        content = DevicePage(25, content[:limit])
+        content = DevicePage(len(content), content[:limit])
     if leaf == "contributions":
         content = Entries(content[:limit], None)
     body = msgspec.json.encode(content)
-    if leaf == "rounds" and "after=118" in route.request.url:
-        body = json.dumps({"total": 118, "rounds": []}).encode()
-    return route.fulfill(body=body, content_type="application/json")
+    if leaf == "rounds" and "after=0" not in route.request.url:
+        body = json.dumps({"total": content.total, "rounds": []}).encode()
+    return route.fulfill(body=body, headers={**headers, "Content-Type": "application/json"})
+
+
+STREAM = """
+    const fetched = window.fetch;
+    window.fetch = async (path, options) => {
+        const answer = await fetched(path, options);
+        if (!String(path).endsWith("/events") || !answer.ok) return answer;
+        const bytes = new Uint8Array(await answer.arrayBuffer());
+        const body = new ReadableStream({ start: (stream) => stream.enqueue(bytes) });
+        return new Response(body, { headers: answer.headers });
+    };
+"""
+"""Lets the answer with live events go on, without an end."""
 
 
 @pytest.fixture(scope="module", params=[(360, 640), (390, 844), (1280, 800)], ids="{0[0]}x{0[1]}".format)
@@ -163,6 +186,7 @@ def page(request, browser, tmp_path_factory):
     context = browser.new_context(viewport={"width": width, "height": height})
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
+    page.add_init_script(STREAM)
     page.route("**/*", answer)
     page.goto("http://dashboard.test/")
     rows = 5 if width < 720 else 12
@@ -277,3 +301,126 @@ def test_a_row_of_the_fleet_is_a_few_lines_of_whole_words(page):
         for row in page.evaluate(rows, table):
             assert row["lines"] <= 7, table
             assert row["narrowest"] >= 64, table
+
+
+QUIET = replace(
+    LIVE, contributions={}, closed_rounds=0, accuracy=None, loss=None, bytes_up=0, bytes_down=0, energy_j=0.0
+)
+NOBODY = {"devices": [], "rounds": RoundPage(0, []), "contributions": [], "audit": []}
+RESTING = [
+    replace(
+        device(number),
+        doing=("sits out", "rests")[number % 2],
+        kind="",
+        why=("full needs 41.2 s of 27.0 s (compute); zeroth-order is not allowed here", "rests 3 rounds")[
+            number % 2
+        ],
+        contributions=number,
+    )
+    for number in range(12)
+]
+
+
+def judged_by(name):
+    """Closed rounds of a task whose model is judged by this metric, and by others."""
+    rounds = [replace(closed(number), metric=name, metrics={"rmse": 0.5}) for number in range(1, 31)]
+    return {"rounds": RoundPage(30, rounds)}
+
+
+STATES = {
+    "starting": (replace(QUIET, phase="starting", round=0, devices=0, online=0), NOBODY, "Starting."),
+    "waiting": (
+        replace(QUIET, phase="waiting", round=1, devices=1, online=1),
+        NOBODY | {"devices": [replace(device(0), doing="", why="", kind="", contributions=0)]},
+        "Waiting for devices: 1 of 2 are online",
+    ),
+    "running": (LIVE, {}, "Round 119 collects"),
+    "resting": (
+        replace(LIVE, contributions={"full": 1}, sitting_out=12),
+        {"devices": RESTING},
+        "sitting out",
+    ),
+    "extended": (
+        replace(LIVE, extended=3, contributions={"full": 1}, note="too few contributions: 1 of 2"),
+        {},
+        "extended 3 times",
+    ),
+    "without-broker": (replace(LIVE, broker=False), {}, "no broker"),
+    "lost": (LIVE, {"events": None}, "No connection to the aggregator"),
+    "old-tables": (LIVE, {"devices": None}, "tables may be old"),
+    "clock": (
+        replace(LIVE, opened_at=NOW + 3591, closes_at=NOW + 3699),
+        {"Date": NOW + 3600},
+        "behind the aggregator",
+    ),
+    "finished": (replace(LIVE, phase="finished", round=200, closed_rounds=118), {}, "The task is finished."),
+    "many": (
+        replace(LIVE, devices=200, online=160),
+        {"devices": [device(number) for number in range(200)]},
+        "of 200",
+    ),
+    "held-out": (
+        replace(LIVE, accuracy=None, loss=None, held_out_accuracy=0.93, held_out_samples=412),
+        {},
+        "held out by devices",
+    ),
+    "regression": (replace(LIVE, metric="r2", accuracy=0.71, metrics={"rmse": 0.5}), judged_by("r2"), "rmse"),
+    "denied": (LIVE, {"tasks": None}, "Token"),
+}
+"""The state of the task, what is answered otherwise (None: an error), and words that the page says."""
+SIZES = ((360, 640), (390, 844), (820, 1180), (1280, 800))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_is_said_and_fits(browser, state, tmp_path):
+    live, others, words = STATES[state]
+    answers = ANSWERS | {"tasks": [replace(ANSWERS["tasks"][0], live=live)]} | others
+    now = others.get("Date")
+
+    def answered(route):
+        leaf = urlsplit(route.request.url).path.rsplit("/", 1)[-1]
+        if answers.get(leaf, "") is None:
+            status = 401 if leaf == "tasks" else 500
+            return route.fulfill(status=status, json={"detail": "the journal is locked"})
+        return answer_with(route, answers, {"Date": formatdate(now, usegmt=True)} if now else {})
+
+    pictures = Path(os.environ.get("SCREENSHOTS") or tmp_path)
+    pictures.mkdir(exist_ok=True)
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    wrong = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.add_init_script(STREAM)
+    page.route("**/*", answered)
+    for width, height in SIZES:
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto("http://dashboard.test/")
+        page.wait_for_function("words => document.querySelector('main').innerText.includes(words)", arg=words)
+        page.wait_for_timeout(300)  # charts and tables, for the picture
+        page.screenshot(path=pictures / f"{state}-{width}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        if state != "denied":
+            assert page.evaluate("document.querySelector('#board').hidden") is False
+    assert wrong == []
+    context.close()
+
+
+@pytest.mark.slow
+def test_a_connection_that_says_nothing_for_too_long_is_said_to_be_lost(browser):
+    """As when the network is gone: the stream of events does not end, but not even its comments come."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.clock.install()
+    page.add_init_script(STREAM)
+    page.route("**/*", answer)
+    page.goto("http://dashboard.test/")
+    page.wait_for_function("document.querySelector('#connection').textContent === 'live'")
+    assert page.is_hidden("#doubt")
+    page.clock.fast_forward(41_000)
+    page.wait_for_function("document.querySelector('#doubt').textContent.includes('No connection')")
+    page.clock.fast_forward(4_000)
+    page.wait_for_function("document.querySelector('#doubt').hidden")
+    context.close()

@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { attempt, byId, h, isNarrow, table } from "./dom.js";
+import { seconds } from "./format.js";
 import * as fleet from "./fleet.js";
 import * as invite from "./invite.js";
 import * as live from "./live.js";
@@ -36,6 +37,7 @@ function locked(why) {
   following?.abort();
   say("bad", "token needed");
   byId("board").hidden = true;
+  doubt("", false);
   byId("leave").hidden = true;
   byId("model").hidden = true;
   byId("enter").hidden = false;
@@ -47,6 +49,14 @@ function say(mood, text) {
   const pill = byId("connection");
   pill.className = `pill ${mood}`;
   if (pill.textContent !== text) pill.textContent = text;
+}
+
+/** Say above the figures what is wrong with them, and pale them where they are old. */
+function doubt(text, old) {
+  const place = byId("doubt");
+  if (place.textContent !== text) place.textContent = text;
+  place.hidden = !text;
+  byId("board").classList.toggle("stale", old);
 }
 
 /** Show one task until another is chosen; a connection that ends is made again. */
@@ -64,6 +74,8 @@ async function watch(name) {
       if (error instanceof api.Denied && !controller.signal.aborted) locked(error.message); // which ends this, too
     }
     if (controller.signal.aborted) break;
+    view.lost = true;
+    view.draw();
     say("bad", "connection lost, trying again");
     await new Promise((done) => setTimeout(done, AGAIN_MS));
   }
@@ -80,6 +92,9 @@ class Shown {
     this.busy = false;
     this.ended = false;
     this.drawn = "";
+    this.at = api.now(); // of the figures
+    this.lost = false;
+    this.failed = "";
     this.draw();
     this.refresh();
     this.timers = [setInterval(() => this.refresh(), REFRESH_MS), setInterval(() => this.draw(), 1000)];
@@ -89,6 +104,8 @@ class Shown {
     if (this.ended) return;
     if (now.run !== this.now.run) this.rounds = [];
     this.now = now;
+    this.at = api.now();
+    this.lost = false;
     this.stale = true;
     say(now.phase === "finished" ? "quiet" : "good", now.phase === "finished" ? "finished" : "live");
     this.draw();
@@ -105,8 +122,19 @@ class Shown {
 
   draw() {
     live.tiles(this.now);
-    live.round(this.now, this.kinds);
+    live.round(this.now, this.kinds, this.lost ? this.at : api.now(), this.task.settings.min_devices);
+    doubt(this.doubts().join(" "), this.lost);
     byId("model").hidden = this.now.closed_rounds === 0;
+  }
+
+  doubts() {
+    const ahead = api.clockAhead();
+    return [
+      this.lost && `No connection to the aggregator: these figures are from ${new Date(1000 * (this.at - ahead)).toLocaleString("sv")}. It is tried again.`,
+      !this.lost && this.failed && `Charts and tables may be old: ${this.failed}`,
+      !this.now.broker && this.now.phase !== "finished" && "The aggregator has no broker: no device reaches it, and who is online is not known. It goes on trying; devices keep their updates.",
+      Math.abs(ahead) > 60 && `This machine's clock is ${seconds(Math.abs(ahead))} ${ahead > 0 ? "behind" : "ahead of"} the aggregator's.`,
+    ].filter(Boolean);
   }
 
   async refresh() {
@@ -118,8 +146,10 @@ class Shown {
       if (!this.ended && !within("fleet-table")) await fleet.show(this.task.name);
       if (!within("invite")) await invite.show();
       if (!this.ended && log.latest() && !within("log-table")) await log.show(this.task.name);
+      this.failed = "";
     } catch (error) {
       this.stale = true;
+      this.failed = error.message;
       if (error instanceof api.Denied) locked(error.message);
     } finally {
       this.busy = false;

@@ -63,9 +63,10 @@ export async function show(task) {
     offset = 0;
     return show(task);
   }
-  byId("fleet-table").replaceChildren(table("Devices", columns, page.devices, "No device matches."), ...notes(page.devices, here));
+  byId("fleet-table").replaceChildren(table("Devices", columns, page.devices, filter.search || filter.online ? "No device matches." : "No device has come yet."), ...notes(page.devices, here));
   const more = offset + page.devices.length < page.total;
   const where = page.total ? `${offset + 1} to ${offset + page.devices.length} of ${page.total}` : "none";
+  byId("fleet-pages").hidden = page.total <= rowsAPage();
   pages(
     "fleet-pages",
     button("Previous", () => turn(task, -rowsAPage()), { disabled: offset === 0 }), h("span", { role: "status" }, where), button("Next", () => turn(task, rowsAPage()), { disabled: !more }),

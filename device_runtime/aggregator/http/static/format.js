@@ -1,5 +1,7 @@
 // Numbers for people. null is a figure that was not measured.
 
+import { now as clockNow } from "./api.js";
+
 const NONE = "–";
 
 export const percent = (share) => (share === null ? NONE : `${(100 * share).toFixed(1)} %`);
@@ -40,8 +42,8 @@ export function seconds(value) {
   return `${Number(value.toPrecision(3))} s`;
 }
 
-/** "12 s ago", by this machine's clock; `now` and `at` in seconds. */
-export function ago(at, now = Date.now() / 1000) {
+/** "12 s ago", by the aggregator's clock; `now` and `at` in seconds. */
+export function ago(at, now = clockNow()) {
   if (at === null) return NONE;
   const since = Math.max(0, Math.round(now - at));
   return since < 2 ? "now" : `${seconds(since)} ago`;

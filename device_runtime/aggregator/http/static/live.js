@@ -26,8 +26,7 @@ export function tiles(live) {
     heldOut(live) ? [`${live.metric} on ${count(live.held_out_samples)} samples held out by devices`, metric(live.metric)(live.held_out_accuracy)] : [live.metric, metric(live.metric)(live.accuracy)],
     ...Object.entries(live.metrics).map(([name, value]) => [name, plain(value)]),
     ["loss", plain(live.loss)],
-    ["up, all rounds", bytes(live.bytes_up)],
-    ["down, all rounds", bytes(live.bytes_down)],
+    ["up / down, all rounds", `${bytes(live.bytes_up)} / ${bytes(live.bytes_down)}`],
     ["energy, all rounds", joules(live.energy_j)],
   ];
   byId("tiles").replaceChildren(...figures.map(([name, value]) => h("dl", { class: "tile" }, h("dt", {}, name), h("dd", {}, value))));
@@ -36,11 +35,11 @@ export function tiles(live) {
 /** Whether the model is judged on samples that devices held out, as there are no evaluation data. */
 const heldOut = (entry) => entry.accuracy === null && entry.held_out_accuracy !== null;
 
-export function round(live, kinds) {
-  const now = Date.now() / 1000;
+/** The open round at the time `now`, by the aggregator's clock. `least`: the devices that round 1 waits for. */
+export function round(live, kinds, now, least) {
   const come = Object.entries(live.contributions);
   const total = come.reduce((sum, [, number]) => sum + number, 0);
-  const parts = [h("p", { class: "state" }, state(live, now))];
+  const parts = [h("p", { class: "state" }, state(live, now, least))];
   if (live.phase === "collecting") {
     const share = Math.min(1, Math.max(0, (now - live.opened_at) / Math.max(1e-9, live.closes_at - live.opened_at)));
     parts.push(h("progress", { max: 1, value: share, "aria-label": "time of the round that has passed" }));
@@ -51,8 +50,8 @@ export function round(live, kinds) {
   byId("round").replaceChildren(...parts);
 }
 
-function state(live, now) {
-  if (live.phase === "waiting") return "Waiting for devices.";
+function state(live, now, least) {
+  if (live.phase === "waiting") return live.online < least ? `Waiting for devices: ${live.online} of ${least} are online.` : "Waiting for devices that are ready.";
   if (live.phase === "finished") return "The task is finished.";
   if (live.phase === "starting") return "Starting.";
   if (live.phase === "unmasking") return `Round ${live.round} opens the sums of its masked updates.`;

@@ -29,6 +29,7 @@ export async function show(task) {
   const page = await api.entries(task, filter);
   if (number !== request) return;
   byId("log-table").replaceChildren(table("Contributions", columns, page.entries, "Nothing has come yet."));
+  byId("log-pages").hidden = pages.length === 1 && page.next === null;
   showPages(
     "log-pages",
     button("Newer", () => turn(task, pages.slice(0, -1)), { disabled: pages.length === 1 }),
