@@ -21,6 +21,7 @@ from device_runtime.aggregator.machine.state import RoundsState
 from device_runtime.aggregator.storage.run_files import GivenRound
 from device_runtime.aggregator.tasks.task import Task
 from device_runtime.broker.wire import link, topics
+from device_runtime.broker.wire.messages import Blob
 from device_runtime.strategies.kinds.evaluation import FederatedEvaluation
 
 from .device_messages import DeviceMessageHandler
@@ -104,6 +105,10 @@ class Service:
             self.tick()
         if self._run.commands.gave_up:
             raise NoContributions(self._run.commands.gave_up)
+
+    def has(self, blob: Blob) -> bool:
+        """Whether devices can fetch this blob of the task; any thread may ask."""
+        return self.rounds.store.models.has(blob)
 
     def withdrawal(self) -> link.Will | None:
         """The message that clears the task's retained offer, for Link.close; None when it is to be resumed.

@@ -93,7 +93,7 @@ class TaskThread:
     def _run(self, make: Callable[[], Service]) -> None:
         try:
             with closing(make()) as service:
-                self.has = service.rounds.store.models.has
+                self.has = service.has
                 self._opened.set()
                 self._begun.wait()
                 if self._stop.is_set():

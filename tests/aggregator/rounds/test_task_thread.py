@@ -12,7 +12,7 @@ from device_runtime.aggregator.rounds import task_thread
 from device_runtime.aggregator.rounds.task_thread import TaskThread
 from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.link_events import Connected, Received, Will
-from device_runtime.broker.wire.messages import Hello, encode
+from device_runtime.broker.wire.messages import Blob, Get, Hello, encode
 
 
 class Scripted:
@@ -25,6 +25,9 @@ class Scripted:
 
     def run(self, stop):
         self.over.wait(60)
+
+    def has(self, blob):
+        return self._name == "speech"
 
     def withdrawal(self):
         return Will(f"offers/{self._name}", b"")
@@ -81,6 +84,13 @@ def test_that_a_task_has_ended_is_said_at_once_and_again_to_a_broker_that_may_ha
     assert house.wire.sent.empty()
 
 
+def test_a_device_in_no_task_yet_fetches_from_the_task_that_has_the_blob(house):
+    get = Received(topics.up("a", "get"), encode(Get(blob=Blob(bytes(32), 5), blocks=(0,))))
+    house.inbox.put(get)
+    inbox = house.threads[1].inbox
+    assert inbox.get(timeout=60) == get
+
+
 def test_a_device_that_asks_for_a_task_that_is_over_is_told_so_while_other_tasks_go_on(house):
     house.services["digits"].over.set()
     ended(house.threads[0])
@@ -101,7 +111,7 @@ from device_runtime.service_process import stopped_by_signals
 stop = threading.Event()
 service = SimpleNamespace(
     run=lambda stop: stop.wait(100), withdrawal=lambda: None, last_word=lambda: None, close=lambda: None,
-    state=SimpleNamespace(round=1, phase="collect"),
+    state=SimpleNamespace(round=1, phase="collect"), has=None,
 )
 signals = stopped_by_signals(stop.set)
 signals.__enter__()
