@@ -295,8 +295,7 @@ class JoinFiles:
         if path == "":
             return RedirectResponse("page/", 308)
         if path == LISTING:
-            text = json.dumps(self.listing(), separators=(",", ":"))
-            return Response(text, headers={"cache-control": "no-cache"}, media_type="application/json")
+            return self._listed(headers)
         file = self.find(path + "index.html" if path == "page/" else path)
         if file is None:
             return Response("there is no such file", 404, media_type="text/plain")
@@ -327,6 +326,18 @@ class JoinFiles:
         files = {path: self._hash(file) for path in sorted(paths) if (file := self.find(path))}
         later = {path: files.pop(path) for path in list(files) if LATER.match(path)}
         return {"files": files, "later": later}
+
+    def _listed(self, headers: Headers) -> Response:
+        """The response to a request of the listing: nothing but a status where the browser has it already."""
+        data = json.dumps(self.listing(), separators=(",", ":")).encode()
+        etag = f'W/"{hashlib.sha256(data).hexdigest()[:16]}"'
+        about = {"etag": etag, "cache-control": "no-cache", "vary": "accept-encoding"}
+        if etag in (tag.strip() for tag in headers.get("if-none-match", "").split(",")):
+            return Response(status_code=304, headers=about)
+        if "gzip" in headers.get("accept-encoding", ""):
+            about["content-encoding"] = "gzip"
+            data = gzip.compress(data, 6, mtime=0)
+        return Response(data, headers=about, media_type="application/json")
 
     @property
     def first_visit_bytes(self) -> int:

@@ -205,3 +205,10 @@ def test_the_bytes_of_a_first_visit_are_those_of_the_answers_to_a_browser(shelf)
         answer = get(shelf, path, accept_encoding="gzip, deflate, br")
         sent.append(len(answer.body) if hasattr(answer, "body") else Path(answer.path).stat().st_size)
     assert shelf.first_visit_bytes == sum(sent) > 0
+
+
+def test_the_listing_is_sent_once_and_compressed(shelf):
+    plain, zipped = (get(shelf, "files.json", accept_encoding=names) for names in ("", "gzip, br"))
+    assert gzip.decompress(zipped.body) == plain.body
+    again = get(shelf, "files.json", if_none_match=zipped.headers["etag"])
+    assert (again.status_code, again.body) == (304, b"")
