@@ -242,9 +242,10 @@ def _next_steps(site: SiteSettings) -> str:
     folder, version = site.folder, site.fields["version"]
     clone = Path(__file__).parents[3] if IN_CHECKOUT else Path()
     where = "" if IN_CHECKOUT else f", in a clone of version {version}"
-    as_user, of_user = "", ""
-    if os.geteuid() != site.user.pw_uid:
-        as_user, of_user = f"sudo -u {site.user.pw_name} ", f" -u {site.user.pw_name}"
+    serve, of_user = "device-runtime serve", ""
+    if os.geteuid() != site.user.pw_uid:  # whose PATH may not have the program
+        serve = f"sudo -u {site.user.pw_name} {site.fields['python']} -m device_runtime serve"
+        of_user = f" -u {site.user.pw_name}"
     return "\n".join((
         f"A production site is in {folder}, for {', '.join(site.names)}. It runs as {site.user.pw_name}.",
         "Read task.toml there (what is learnt) and server.toml (how it is served).",
@@ -255,7 +256,7 @@ def _next_steps(site: SiteSettings) -> str:
         f"  docker compose -f {folder}/compose.yaml up -d",
         "or without Docker, broker and aggregator alone:",
         f"  {find() or 'mosquitto'} -c {folder}/enrolment/mosquitto.conf",
-        f"  {as_user}device-runtime serve --config {folder}/server.toml",
+        f"  {serve} --config {folder}/server.toml",
         "",
         "Let devices in (round 1 waits for two); in containers the second line tells the broker:",
         f"  device-runtime device add NAME --dir {folder}/enrolment",
