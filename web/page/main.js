@@ -10,6 +10,7 @@ import { byId, say } from "./dom.js";
 import { checkVersion, configuration, dropPage, forget, isReady, keepPage, refreshed, remember, remembered } from "./joining.js";
 import { Learning } from "./learning.js";
 import { linkOfAddress, linkUsed } from "./link.js";
+import { plainly } from "./meaning.js";
 import { forgetHelped, Now, showDevice } from "./now.js";
 import { showStored } from "./stored.js";
 import { Teaching } from "./teaching.js";
@@ -104,7 +105,7 @@ class Page {
     this._keepAwake();
     if (message.type === "link") connection(message.connected);
     if (message.type === "link" && message.connected) await this._reconnected();
-    if (message.type === "log" && message.level !== "info") say(byId("notice"), `${message.text}.`);
+    if (message.type === "log" && message.level !== "info") say(byId("notice"), `${plainly(message.text)}.`);
     if (message.type === "unloaded") say(byId("notice"), message.text && `${message.text}.`);
     if (message.type === "stopped") trouble(`The device has stopped: ${message.text}. Reload the page to start it again.`);
     if (["link", "plan", "receipt"].includes(message.type)) say(byId("notice"), "");

@@ -80,6 +80,13 @@ export function verdict({ label, straggler, rows }) {
   return `The whole model is too much for this device this time${why ? ` (${why})` : ""}, so it does what fits.`;
 }
 
+/** A line of the device's log; of a round that it sits out, with words in place of the labels of kinds. @param {string} text */
+export function plainly(text) {
+  if (!/^round \d+: sitting out: /.test(text)) return text;
+  const label = new RegExp(`(?<![\\w-])(${Object.keys(KINDS).join("|")})(?![\\w-])( [\\d.]+%)?( epochs=\\d+)?`, "g");
+  return text.replace(label, (name) => `“${called(name)}”`).replace(": sitting out: ", ": nothing is sent: ");
+}
+
 /** Why nothing is done in a round. @param {{rows: {why: string}[], reasons: string[]}} plan */
 export function idle({ rows, reasons }) {
   if (reasons.some((reason) => reason.startsWith("rests:"))) return "Other devices bring what this one would send: it rests in this round.";

@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { bytes, joules, seconds } from "../page/format.js";
 import { make } from "../device/kinds/registry.js";
-import { became, called, does, idle, sends, verdict } from "../page/meaning.js";
+import { became, called, does, idle, plainly, sends, verdict } from "../page/meaning.js";
 
 const KINDS = ["full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means"];
 
@@ -42,6 +42,13 @@ test("each form of each kind has words without the names and signs of the wire",
     const words = [called(`${name} ${form}`.trimEnd()), sends({ kind: name, form, bytesUp: 1, values: 1, leastDevices: 0 })];
     for (const text of words) assert.doesNotMatch(text, /[%=_-]|epochs|entropy|zeroth|class|bias=|few-shot|peft/);
   }
+});
+
+test("a line of the log about a round that is sat out has no name of the wire, and others are as they are", () => {
+  const text = plainly("round 1: sitting out: full given up: 10% done; entropy-subset 50% epochs=2 needs 9 s");
+  const words = "“trains the whole model on your samples” given up: 10% done; “trains the upper part of the model on half of your samples, those it is least sure of, twice over” needs 9 s";
+  assert.equal(text, `round 1: nothing is sent: ${words}`);
+  assert.equal(plainly("the disk of this device is full"), "the disk of this device is full");
 });
 
 test("the reason why nothing is done has no name of the wire", () => {
