@@ -127,7 +127,7 @@ class _Handler(SimpleHTTPRequestHandler):
 @contextmanager
 def served(files: Mapping[str, tuple[str, bytes]]) -> Iterator[str]:
     """Where the repository's files are, and these by path: of what type, and their content."""
-    handler = type("Handler", (_Handler,), {"made": files})
+    handler = type("Handler", (_Handler,), {"files": files})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(ROOT)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -138,7 +138,7 @@ def served(files: Mapping[str, tuple[str, bytes]]) -> Iterator[str]:
 
 @contextmanager
 def isolated_page(flags: Sequence[str], files: Mapping[str, tuple[str, bytes]]) -> Iterator[Any]:
-    """Opens an empty page of a new Chromium, which can import the project's modules and fetch `made`."""
+    """Opens an empty page of a new Chromium, which can import the project's modules and fetch `files`."""
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, CHROMIUM)))

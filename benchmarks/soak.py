@@ -4,10 +4,12 @@
     .venv/bin/python benchmarks/soak.py --kills 20 --seed 3     # a look
     .venv/bin/python benchmarks/soak.py --kinds zeroth-order    # rounds and contributions in few bytes
     .venv/bin/python benchmarks/soak.py --mask-helpers 2        # updates are masked
-    .venv/bin/python benchmarks/soak.py --folder runs/soak      # keep everything; logs are in it
+    .venv/bin/python benchmarks/soak.py --folder runs/soak      # keep everything, and go on there
+    PYTHONPATH=. .venv/bin/python benchmarks/soak.py --devices 0 --pages 1 --whom page --deadline 60
 
 The aggregator, Mosquitto and the devices are processes; devices really train on handwritten digits. Who is
 killed, when, how (SIGKILL, SIGTERM, or stopped for a while) and when it comes back is drawn from --seed.
+Pages in Chromium (soak_page.py) are reloaded, hidden, frozen, taken off the network, crashed, and killed.
 When all kills are done the run is left alone until two rounds have had everybody and nothing of earlier ones
 waits for its receipt (what was sent to nobody is sent again after 10 s, or 20, ...), is stopped in order, and
 is audited: what every device was told, and what waits in its outbox, is compared with what the aggregator has
@@ -34,6 +36,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -41,10 +44,13 @@ from tabulate import tabulate
 
 from device_runtime.broker.servers import brokers
 from device_runtime.broker.servers.mosquitto import Mosquitto
-from device_runtime.broker.servers.server import BrokerOptions
+from device_runtime.broker.servers.server import BrokerOptions, find_port
 from device_runtime.broker.wire.messages import Contribution, decode
 from device_runtime.broker.wire.url import BrokerUrl
 from device_runtime.simulation import digits
+
+if TYPE_CHECKING:
+    from soak_page import Page
 
 COMMAND = "import sys; from device_runtime.cli import main; sys.exit(main(sys.argv[1:]))"
 TOLD = re.compile(r"round (\d+): (\S+?)(?: (accepted|duplicate|late|refused)|: the round is (over))")
@@ -103,14 +109,27 @@ class Soak:
     """Sets of masks that a helper has summed."""
 
     def __post_init__(self) -> None:
-        self.draw = random.Random(self.options.seed)  # noqa: S311 - whom to kill
+        self._events = self.folder / "kills"
+        self.kills.update(self._events.read_text().splitlines() if self._events.exists() else [])
         self.broker_options = {"persistence": self.options.persistence, "folder": self.folder / "broker"}
         self.broker = self._broker(0)
         url = self.broker.url
         serve = (
             f"serve --bundle digits-wrn-10-1 --rounds {ROUNDS} --deadline {self.options.deadline:g} "
-            f"--min-devices 2 --kinds {self.options.kinds} --broker {url}"
+            f"--min-devices {min(2, self.options.devices + self.options.pages)} "
+            f"--kinds {self.options.kinds} --broker {url}"
         )
+        self.playwright: Any = None
+        self.pages: list[Page] = []
+        if self.options.pages:
+            ports = self.folder / "ports"  # what a browser stores belongs to an address
+            if not ports.exists():
+                ports.write_text(
+                    " ".join(str(find_port(BrokerOptions())) for _ in range(1 + self.options.pages))
+                )
+            http, *of_pages = map(int, ports.read_text().split())
+            serve += f" --web --http 127.0.0.1:{http}"
+            self.pages = [self._page(*where, http) for where in enumerate(of_pages)]
         self.helpers = [self._helper(number, url) for number in range(self.options.mask_helpers)]
         if self.helpers:
             serve += f" --min-group 2 --mask-helpers {','.join(map(self._key, self.helpers))}"
@@ -133,10 +152,27 @@ class Soak:
                 assert isinstance(started, Mosquitto)
                 return started
 
-    def _device(self, number: int, url: str) -> Part:
-        name, data = f"pi-{number}", self.folder / f"pi-{number}.npz"
+    def _page(self, number: int, port: int, http: int) -> Page:
+        from playwright.sync_api import sync_playwright
+        from soak_page import Page
+
+        from tests.network import Proxy
+
+        self.playwright = self.playwright or sync_playwright().start()
+        proxy = Proxy(f"ws://127.0.0.1:{http}", opaque=True, port=port)
+        samples = self._samples(f"page-{number}", self.options.devices + number)
+        return Page(f"page-{number}", self.playwright, proxy, samples)
+
+    def _samples(self, name: str, number: int) -> Path:
+        """A file of them."""
+        data = self.folder / f"{name}.npz"
         split = digits.load(np.random.default_rng([self.options.seed, number]))
         np.savez(data, x=split.train.x[:40], y=split.train.y[:40])
+        return data
+
+    def _device(self, number: int, url: str) -> Part:
+        name = f"pi-{number}"
+        data = self._samples(name, number)
         words = ["join", url, "--data", str(data), "--name", name, "--state", str(self.folder / name)]
         return Part(name, words, self.folder / f"{name}.log")
 
@@ -151,8 +187,13 @@ class Soak:
         return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
     @property
+    def members(self) -> list[Part | Page]:
+        """All that contribute."""
+        return [*self.devices, *self.pages]
+
+    @property
     def parts(self) -> list[Part]:
-        """Every process but the broker."""
+        """Every process but the broker and browsers."""
         return [self.aggregator, *self.helpers, *self.devices]
 
     def run(self) -> None:
@@ -160,11 +201,21 @@ class Soak:
         for part in self.parts:
             part.start()
         started = time.monotonic()
+        if self.pages:
+            self.wait(lambda: self.log_has("browsers join"), 120, "no page is served")
+        for page in self.pages:
+            page.start()
         self.wait(lambda: self.rounds > 0 or self.log_has("round 1"), 120, "the first round does not begin")
-        while sum(self.kills.values()) < self.options.kills:
-            time.sleep(self.draw.expovariate(1 / self.options.every))
-            self.disturb()
-            done = sum(self.kills.values())
+        while (done := sum(self.kills.values())) < self.options.kills:
+            draw = random.Random(f"{self.options.seed} {done}")  # noqa: S311 - whom to kill
+            time.sleep(draw.expovariate(1 / self.options.every))
+            if not self.aggregator.alive:  # nobody killed it
+                raise RuntimeError(f"the aggregator has ended; see its log in {self.folder}")
+            what = self.disturb(draw)
+            self.kills[what] += 1
+            with self._events.open("a") as events:
+                events.write(f"{what}\n")
+            done += 1
             if done % 10 == 0:
                 seconds = time.monotonic() - started
                 print(
@@ -180,27 +231,33 @@ class Soak:
             lambda: f"contributions (device, round) have no receipt: {self.unreceipted(calm)}",
         )
 
-    def disturb(self) -> None:
-        """One of them, in one way, for a while."""
-        weights = {"aggregator": 3, "broker": 2, "device": 5} | ({"helper": 3} if self.helpers else {})
-        whom = self.draw.choices(list(weights), list(weights.values()))[0]
-        how = self.draw.choices([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], [6, 2, 2])[0]
-        away_s = self.draw.uniform(0.0, 3.0)
-        self.kills[f"{whom} {how.name}"] += 1
+    def disturb(self, draw: random.Random) -> str:
+        """One of them, in one way, for a while: who and how."""
+        weights = {"aggregator": 3, "broker": 2, "device": 5, "helper": 3, "page": 5}
+        parts: dict[str, list[Any]] = {
+            "aggregator": [self.aggregator],
+            "broker": [None],
+            "device": self.devices,
+        }
+        parts |= {"helper": self.helpers, "page": self.pages}
+        names = [name for name in self.options.whom or weights if parts[name]]
+        whom = draw.choices(names, [weights[name] for name in names])[0]
+        how = draw.choices([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], [6, 2, 2])[0]
+        away_s = draw.uniform(0.0, 3.0)
+        part = draw.choice(parts[whom])
+        if whom == "page":
+            return f"page: {part.disturb(draw)}"
         if whom == "broker":
             self._end_broker(how, away_s)
-            return
-        part = self.draw.choice(
-            {"aggregator": [self.aggregator], "device": self.devices, "helper": self.helpers}[whom]
-        )
-        if how == signal.SIGSTOP:
+        elif how == signal.SIGSTOP:
             part.signal(how)
             time.sleep(away_s)
             part.signal(signal.SIGCONT)
-            return
-        part.end(how)
-        time.sleep(away_s / 3)
-        part.start()
+        else:
+            part.end(how)
+            time.sleep(away_s / 3)
+            part.start()
+        return f"{whom} {how.name}"
 
     def _end_broker(self, how: signal.Signals, away_s: float) -> None:
         if how == signal.SIGSTOP:
@@ -230,7 +287,7 @@ class Soak:
     def whole(self, since: int) -> int:
         """Rounds with everybody in them, after so many."""
         lines = (self.folder / "run" / "rounds.jsonl").read_bytes().splitlines()[since:]
-        return sum(msgspec.json.decode(line)["participants"] == len(self.devices) for line in lines)
+        return sum(msgspec.json.decode(line)["participants"] == len(self.members) for line in lines)
 
     def log_has(self, text: str) -> bool:
         return text in self.aggregator.log.read_text(errors="replace")
@@ -244,6 +301,10 @@ class Soak:
             time.sleep(0.2)
 
     def close(self) -> None:
+        for page in self.pages:
+            page.close()
+        if self.playwright:
+            self.playwright.stop()
         for part in reversed(self.parts):
             part.end(signal.SIGTERM)
         self.broker.stop()
@@ -251,7 +312,9 @@ class Soak:
     def unreceipted(self, until: int) -> list[tuple[str, int]]:
         """What waits in outboxes of rounds up to this one: device and round."""
         waiting = []
-        for device in self.devices:
+        for page in self.pages:
+            page.sync()
+        for device in self.members:
             for path in (self.folder / device.name / "outbox").glob("*.msg"):
                 with suppress(FileNotFoundError):  # it has its receipt just now
                     waiting.append((device.name, decode(path.read_bytes(), Contribution).round))
@@ -266,7 +329,7 @@ class Soak:
         counted = Counter((number, device, kind) for number, device, kind, _ in stored)
         wrong += [f"{key} is counted {count} times" for key, count in counted.items() if count > 1]
         self.statuses: Counter[str] = Counter()
-        for device in self.devices:
+        for device in self.members:
             for number, kind, status, over in TOLD.findall(device.log.read_text(errors="replace")):
                 counts = (int(number), device.name, kind) in counted
                 self.statuses[status or f"{over}: {'it counts' if counts else 'it never came'}"] += 1
@@ -277,6 +340,12 @@ class Soak:
         wrong += [
             f"{name} has no receipt for round {number}, which is closed"
             for name, number in self.unreceipted(max(records) - CALM_ROUNDS)
+        ]
+        by_page = Counter(name for _, name in {(number, name) for number, name, _ in counted})
+        wrong += [
+            f"{page.name} says that it helped {page.helped} times; it is counted {by_page[page.name]} times"
+            for page in self.pages
+            if page.helped > by_page[page.name]
         ]
         self.closed = len(records)
         missing = set(range(1, self.closed + 1)) - records.keys()
@@ -325,6 +394,8 @@ def main() -> int:
     add("--devices", type=int, default=4)
     add("--kinds", default="full,few-shot,class-means", help="that rounds ask for")
     add("--deadline", type=float, default=8.0, metavar="SECONDS", help="of a round (default: 8)")
+    add("--pages", type=int, default=0, metavar="N", help="with N pages in Chromium (default: 0)")
+    add("--whom", nargs="*", help="only these: aggregator, broker, device, helper, page (default: everybody)")
     add("--mask-helpers", type=int, default=0, metavar="N", help="with N mask helpers (default: 0)")
     add("--seed", type=int, default=0)
     add("--persistence", action="store_true", help="of the broker")
@@ -336,9 +407,13 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     folder.mkdir(parents=True, exist_ok=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # what it has started ends with it
     soak, started = Soak(folder, options), time.monotonic()
     try:
         soak.run()
+    except KeyboardInterrupt:
+        print("ended before all kills were done: the same command goes on")
     finally:
         soak.close()
     wrong = soak.audit()

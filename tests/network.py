@@ -19,8 +19,9 @@ class Proxy:
     `rule` says what becomes of each message. One that is lost is acknowledged to its sender, as brokers do
     that drop it; copies go with QoS 0. `bytes_per_s` bounds what goes up, `delay_s` is added each way.
     packet_limit: a connection that sends a larger packet is closed. cut_after: each connection is reset after
-    so many bytes up. busy: so many connections are refused first, as "server unavailable". drip_s: what comes
-    down comes byte by byte, with this pause. `up` and `down` count the bytes from and to the clients.
+    so many bytes up. busy: so many connections are refused first, as "server unavailable". refuses: every
+    new connection is closed. drip_s: what comes down comes byte by byte, with this pause. `up` and `down`
+    count the bytes from and to the clients. `port`: where it listens; 0: any.
     """
 
     def __init__(self, url: str, opaque: bool = False, port: int = 0) -> None:
@@ -31,6 +32,7 @@ class Proxy:
         self.cut_after: int | None = None
         self.drip_s = 0.0
         self.busy = 0
+        self.refuses = False
         self.closed = False
         self.connections = self.up = self.down = 0
         self._opaque = opaque
@@ -62,6 +64,7 @@ class Proxy:
         pairs, self._pairs = self._pairs, []
         for pair in pairs:
             _reset(pair)
+            pair[2].clear()  # its threads end
 
     def close(self):
         self.closed = True
@@ -77,6 +80,9 @@ class Proxy:
             except OSError:
                 return
             self.connections += 1
+            if self.refuses:
+                client.close()
+                continue
             if self.connections <= self.busy:
                 with suppress(OSError):
                     client.recv(4096)

@@ -10,6 +10,7 @@ import { firstConnection } from "./device/first_connection.js";
 import { browserHost } from "./device/host.js";
 import { Link } from "./device/link.js";
 import { runtimeFor } from "./device/providers.js";
+import { wasmRuntime } from "./device/runtime.js";
 import { Samples } from "./device/samples.js";
 import { logSoftmax } from "./device/softmax.js";
 import { checkDevice } from "./device/topics.js";
@@ -122,9 +123,13 @@ async function whoOf({ name, token, broker, key }) {
   return enrolled ? { ...enrolled, url } : { name: checkDevice(name), clientId: name, key: fromHex(key), secret: new Uint8Array(), url };
 }
 
+/** Loads the runtime while the device connects; `runtimeOf` tells of an error. */
+const loaded = wasmRuntime().catch(() => {});
+
 /** The runtime. Tells the page if it cannot be loaded, as only another worker can try again. @param {any} bundle */
 async function runtimeOf(bundle) {
   try {
+    await loaded; // the library makes one session at a time
     return await runtimeFor(bundle);
   } catch (error) {
     if (error instanceof EngineUnloaded) tell({ type: "unloaded", text: oneLine(error) });

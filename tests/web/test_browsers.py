@@ -1,5 +1,6 @@
 """Browsers as devices: a real service with its page, real training in Chromium, beside devices in Python."""
 
+import json
 import re
 import signal
 from collections import Counter
@@ -12,6 +13,7 @@ from device_runtime.strategies.kinds import registry
 
 from .conftest import DEVICES, Visit
 from .services import KINDS, Services, one_of_each, task
+from .test_page_look import PLACES
 
 pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
 pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn")
@@ -40,6 +42,8 @@ DRAWN = (
 )
 """The ten digits, as somebody draws them: lines of points, as shares of the drawing area."""
 
+HELPED = "JSON.parse(localStorage.getItem('device-runtime helped') ?? '[0]')[0]"
+
 
 def read(visitor):
     """What the model of a browser takes each of the drawn digits for."""
@@ -63,8 +67,8 @@ def browse(chromium):
     """A browser of its own in the task, with the samples of a file."""
     visits = []
 
-    def join(served, samples):
-        visitor = Visit(chromium, served.pages)
+    def join(served, samples, **context):
+        visitor = Visit(chromium, served.pages, **context)
         visits.append(visitor)
         page = visitor.open()
         page.click("#join button")
@@ -87,6 +91,12 @@ def test_a_browser_joins_trains_contributes_and_sees_how_well_it_does(
         eventually(lambda: visitor.page.locator("#chart circle").count() >= 2, timeout_s=120)
         now = visitor.page.inner_text("section[aria-labelledby=now-head]")
         assert "the whole model as it is after training" in now
+        assert visitor.page.evaluate("crossOriginIsolated")
+        cores = visitor.page.evaluate("navigator.hardwareConcurrency")
+        runs_on = f"on {min(4, cores - 1)} threads of {cores}" if cores > 2 else "on one thread"
+        assert f"Computes by WASM {runs_on}" in visitor.page.text_content("#computes")
+        paths = visitor.page.workers[0].evaluate("performance.getEntriesByType('resource').map(e => e.name)")
+        assert any(path.endswith("/ort-wasm-simd-threaded.wasm") for path in paths)
         visitor.draw([[(0.5, 0.1), (0.5, 0.9)]])
         visitor.page.get_by_text(re.compile(r"It takes this for “\d”")).wait_for()
         assert served.process.wait(600) == 0
@@ -96,6 +106,28 @@ def test_a_browser_joins_trains_contributes_and_sees_how_well_it_does(
     hosts = ("http://127.0.0.1:", "ws://127.0.0.1:", "blob:http://127.0.0.1:")
     assert all(url.startswith(hosts) for url in visitor.requests)
     assert visitor.wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(360, 640), (390, 844), (820, 1180)], ids=["small", "phone", "tablet"])
+def test_nothing_moves_under_a_finger_in_three_rounds_of_a_real_service(
+    serve, browse, digits_in, eventually, size, scheme, tmp_path
+):
+    with serve(task(tmp_path / "digits.toml", rounds=6, epochs=1)) as served:
+        view = {"width": size[0], "height": size[1]}
+        visitor = browse(served, digits_in(tmp_path / "mine.npz"), viewport=view, color_scheme=scheme)
+        page = visitor.page
+        page.click("#files summary")
+        page.evaluate("scrollTo(0, 0)")
+        helped = page.evaluate(HELPED)
+        page.evaluate(PLACES)
+        eventually(lambda: page.evaluate(HELPED) >= helped + 3, timeout_s=240)
+        (places,) = page.evaluate("[...window.places]")
+        for place in json.loads(places):
+            assert place["top"] >= 0
+            assert place["bottom"] <= size[1]
+        assert visitor.wrong == []
 
 
 @pytest.mark.slow

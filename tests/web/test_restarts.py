@@ -1,9 +1,13 @@
-"""A device behind the page's gateway, and a service with its broker that is restarted again and again."""
+"""What is restarted again and again: a service with its broker, and a page that takes part."""
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +60,19 @@ def test_a_device_that_is_connected_goes_on_after_each_of_many_restarts_of_the_w
                 service.wait(600)
     print("seconds until it counts again:", " ".join(f"{seconds:.1f}" for seconds in took))
     assert rounds() == sorted(set(rounds()))
+
+
+def test_nothing_is_lost_or_counted_twice_by_a_page_that_is_reloaded_hidden_offline_and_killed(tmp_path):
+    """The soak run of pages in short, in two parts: the second goes on where the first has ended."""
+    pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        pytest.skip("no Chromium is installed")
+    root = Path(__file__).parents[2]
+    words = "benchmarks/soak.py --devices 0 --pages 1 --whom page --deadline 60 --every 0.5 --seed 3 --kills"
+    for kills in (4, 10):
+        command = [sys.executable, *words.split(), str(kills), "--folder", str(tmp_path / "soak")]
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        ran = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert f"{kills} kills" in ran.stdout
+        assert "nothing acknowledged is lost, nothing counts twice" in ran.stdout

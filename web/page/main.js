@@ -19,6 +19,8 @@ import { OWNER, PageWorkRules, persist, savesData } from "./work_rules.js";
 
 /** Where this browser keeps whether the details are open. */
 const DETAILS = "device-runtime details";
+/** Milliseconds until the page's files are kept although nothing has been contributed. */
+const KEEP_MS = 20_000;
 /** Milliseconds between looks at how long the device has waited. */
 const LOOK_MS = 1000;
 
@@ -41,6 +43,7 @@ class Page {
     this._about = null;
     this._persisted = false;
     this._left = false;
+    this._keeps = false;
     /** @type {{input: any, labels: string[]} | null} */
     this._model = null;
     this._device = new Device(settings, (message) => this._hear(message).catch((error) => trouble(error.message)));
@@ -71,9 +74,16 @@ class Page {
     }
     this._showDevice();
     say(byId("opens"), "This page needs a network to open, so far.");
-    if (!savesData()) keepPage().then((isKept) => isKept && say(byId("opens"), "This page opens without a network, too."));
+    setTimeout(() => this._keep(), KEEP_MS);
     this._persisted = await persist();
     this._showDevice();
+  }
+
+  /** Keeps the page's files, which takes the time of a first contribution: hence after it, or after a while. */
+  _keep() {
+    if (this._keeps || savesData()) return;
+    this._keeps = true;
+    keepPage().then((isKept) => isKept && say(byId("opens"), "This page opens without a network, too."));
   }
 
   /** What the task is, in its own words. @param {any} task of the server's settings, or an offer; null: not known */
@@ -103,6 +113,7 @@ class Page {
     this._waiting.hear(message, new Date());
     this._showWaiting();
     this._keepAwake();
+    if (message.type === "receipt") this._keep();
     if (message.type === "link") connection(message.connected);
     if (message.type === "link" && message.connected) await this._reconnected();
     if (message.type === "log" && message.level !== "info") say(byId("notice"), `${plainly(message.text)}.`);
