@@ -135,7 +135,8 @@ def test_a_phone_joins_by_a_one_time_link_over_tls_and_takes_part(house, phone, 
     ]
     ours = (f"https://{house.host}:", f"wss://{house.host}:", "blob:")
     assert all(url.startswith(ours) for url in visitor.requests)
-    assert visitor.wrong == []
+    # a browser that does not trust the authority, as here, keeps no page for opening without a network
+    assert {text for text in visitor.wrong if "SSL certificate" not in text} == set()
 
 
 @pytest.mark.slow

@@ -164,17 +164,17 @@ def test_posts_that_are_aborted_cause_no_line_each(running, opened, caplog):  # 
 def test_a_slow_body_ends_in_time_and_one_by_a_thin_link_is_read(running, opened):  # noqa: F811
     from .test_join import of
 
-    port = port_of(running(of(opened), replace(HASTY, body_s=1.0)))
+    port = port_of(running(of(opened), replace(HASTY, body_s=4.0)))
     with stranger(port) as thin:
         thin.sendall(POST)
-        for _ in range(40):  # 5 kB a second: with a minute for it this is 80 bytes a second
+        for _ in range(40):  # in a third of the time
             thin.sendall(b" " * 100)
-            time.sleep(0.012)
+            time.sleep(0.03)
         assert thin.recv(100).startswith(b"HTTP/1.1 400")
     with stranger(port) as slow:
         slow.sendall(POST)
         with pytest.raises(ConnectionError):
-            for _ in range(600):
+            for _ in range(3000):
                 slow.sendall(b" ")
                 time.sleep(0.01)
 
