@@ -46,8 +46,8 @@ LOADED = (
 )
 GROUPS = ("WASM", "libraries", "device", "page")
 STAGES = {"link": "connected", "task": "the model is ready", "plan": "training", "made": "trained"}
-"""By the message with which the worker first tells of it."""
-NOTES = """{
+"""Stages of a visit, by the type of the worker's message that begins them."""
+RECORD_STAGES = """{
   globalThis.stages = {};
   const Plain = Worker;
   globalThis.Worker = class extends Plain {
@@ -106,7 +106,7 @@ class Service:
 
 @contextmanager
 def slowed(times: int) -> Iterator[None]:
-    """Until it ends, the processes that show pages get one of so many parts of the time."""
+    """Slow down the processes that show pages: they run for one part in `times` of the time."""
     ended = threading.Event()
 
     def page_processes() -> list[psutil.Process]:
@@ -151,7 +151,7 @@ class InChromium:
             folder / "browser", executable_path=chromium(), args=list(FLAGS)
         )
         self._context.set_default_timeout(1000 * PATIENCE_S)
-        self._context.add_init_script(NOTES)
+        self._context.add_init_script(RECORD_STAGES)
         self._page: Any = None
 
     def open(self, url: str) -> None:
@@ -166,7 +166,7 @@ class InChromium:
         page.set_input_files("#files-input", samples)
 
     def stages(self) -> dict[str, float]:
-        """When the worker told of what for the first time, in seconds of this machine's clock."""
+        """The first time of each message of the worker, in seconds of this machine's clock."""
         stages: dict[str, float] = self._page.evaluate("stages")
         return {what: stages[name] for name, what in STAGES.items() if name in stages}
 
@@ -191,14 +191,14 @@ class InChromium:
 
 
 def settle(service: Service) -> None:
-    """Wait until nothing that the closed page has sent is counted any more."""
+    """Wait until all that the closed page has sent is counted."""
     before = -1
     while before != (before := service.counted()):
         time.sleep(1.5)
 
 
 def opened(tab: InChromium, service: Service, samples: Path | None) -> dict[str, float]:
-    """Seconds since the page was opened; with `samples` it joins, without it is there again."""
+    """Seconds from opening the page to each stage. It joins with `samples`; without, it has joined before."""
     before = service.counted()
     began, seconds = time.time(), {}
     tab.open(service.url)

@@ -164,7 +164,7 @@ class Soak:
         return Page(f"page-{number}", self.playwright, proxy, samples)
 
     def _samples(self, name: str, number: int) -> Path:
-        """A file of them."""
+        """The file of a member's samples."""
         data = self.folder / f"{name}.npz"
         split = digits.load(np.random.default_rng([self.options.seed, number]))
         np.savez(data, x=split.train.x[:40], y=split.train.y[:40])
@@ -188,7 +188,7 @@ class Soak:
 
     @property
     def members(self) -> list[Part | Page]:
-        """All that contribute."""
+        """All devices and pages."""
         return [*self.devices, *self.pages]
 
     @property
@@ -232,7 +232,7 @@ class Soak:
         )
 
     def disturb(self, draw: random.Random) -> str:
-        """One of them, in one way, for a while: who and how."""
+        """Disturb one part for a while; returns which, and how."""
         weights = {"aggregator": 3, "broker": 2, "device": 5, "helper": 3, "page": 5}
         parts: dict[str, list[Any]] = {
             "aggregator": [self.aggregator],

@@ -23,7 +23,7 @@ WAYS = {"reload": 6, "hide": 3, "freeze": 2, "offline": 4, "crash": 1, "kill": 1
 """What is done to a page, and how often beside the others."""
 PATIENCE_MS, CALM_LOOKS, ATTEMPTS = 60_000, 60, 120
 LOG = "soak log"
-HEARS = f"""{{
+STORE_LOG = f"""{{
   const Plain = Worker;
   globalThis.Worker = class extends Plain {{
     constructor(...words) {{
@@ -75,7 +75,7 @@ class Page:
             self.folder / "browser", executable_path=program, args=FLAGS
         )
         self._context.set_default_timeout(PATIENCE_MS)
-        self._context.add_init_script(HEARS)
+        self._context.add_init_script(STORE_LOG)
         self._open(self._context.pages[0])
         self._page.wait_for_selector("#join:not([hidden]), #teach:not([hidden])")
         if self._page.is_hidden("#join"):
@@ -98,7 +98,7 @@ class Page:
         raise RuntimeError(f"{self.name}: the page does not open again")
 
     def disturb(self, draw: random.Random) -> str:
-        """One of the ways, for a while: which. One time in three only once the page is counted again."""
+        """Disturb the page in one of WAYS, in a third of cases after its next contribution; returns which."""
         if draw.random() < 1 / 3:
             for _ in range(CALM_LOOKS):
                 if self._evaluated(HELPED) > self.helped:
@@ -171,7 +171,7 @@ class Page:
         self.start()
 
     def sync(self) -> None:
-        """Write what the page has heard since the last time to its log, and its outbox as a device has it."""
+        """Write the page's new log lines and its outbox to files, as a device does."""
         if self._context is None:
             return
         with self.log.open("a") as out:

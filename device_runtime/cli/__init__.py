@@ -20,7 +20,7 @@ from device_runtime.system_errors import disk_reason, shortage
 from .table import COMMANDS, Command, extra_for, missing_extra, overview
 
 OTHER_WORDS = {"uninstall": "leave", "remove": "leave", "enrol": "join", "start": "join", "stop": "pause"}
-"""Words that people type, and the command that does it."""
+"""Commands that people look for by another name."""
 
 log = logging.getLogger(__name__)
 

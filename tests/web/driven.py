@@ -69,7 +69,7 @@ class Tab:
         return reply.get("value")
 
     def text(self) -> str:
-        """That can be seen, with the details open."""
+        """The text that can be seen with the details open."""
         return str(self.run(f"{OPENED} return document.body.innerText"))
 
     def until(self, ready: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:

@@ -178,7 +178,7 @@ class SiteHost:
 
 
 def _folder_of(task: Task, of_run: Path) -> Path:
-    """The folder of a site; one that an older version has named, whose tasks had fewer settings, stays."""
+    """The folder of a site. One that an older version began is used further."""
     for file in of_run.glob(f"*/{run_files.TASK_FILE}"):
         with suppress(OSError, TaskError):
             if tasks.decode(file.read_bytes()).untitled.json() == task.untitled.json():

@@ -328,7 +328,7 @@ class JoinFiles:
         return {"files": files, "later": later}
 
     def _listed(self, headers: Headers) -> Response:
-        """The response to a request of the listing: nothing but a status where the browser has it already."""
+        """The response with the listing; status 304 alone if the browser has it already."""
         data = json.dumps(self.listing(), separators=(",", ":")).encode()
         etag = f'W/"{hashlib.sha256(data).hexdigest()[:16]}"'
         about = {"etag": etag, "cache-control": "no-cache", "vary": "accept-encoding"}

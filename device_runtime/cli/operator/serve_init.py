@@ -188,14 +188,14 @@ def _write_again(site: SiteSettings, opened: BrokerFolder) -> list[str]:
 
 
 def _texts(site: SiteSettings) -> Iterator[tuple[Path, str]]:
-    """The files of the templates, filled."""
+    """The path and the filled text of each template."""
     templates = content("deploy") / "site"
     for file in sorted(path for path in templates.rglob("*") if path.is_file()):
         yield site.folder / file.relative_to(templates), _filled(file.read_text("utf-8"), site.fields)
 
 
 def _finish(site: SiteSettings) -> None:
-    """Make folders for data, and all of it the user's. Raises OSError."""
+    """Make folders for data, and give all files to the user. Raises OSError."""
     for name in DATA:
         (site.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     (site.folder / "backup.sh").chmod(0o755)

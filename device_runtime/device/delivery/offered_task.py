@@ -37,7 +37,7 @@ SILENCE_S = 30.0
 ANSWER_S = 10.0
 """Seconds within which an aggregator answers at all; one that merges a round may need some."""
 NO_BLOB = Blob(sha=bytes(32), size=1)
-"""A blob that no aggregator has: its answer to a Get shows that it is there, in a few bytes."""
+"""A blob that no aggregator has. Any answer to a request for it shows that an aggregator is there."""
 
 
 class NotFetched(DeviceError):

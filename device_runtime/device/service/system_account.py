@@ -36,7 +36,7 @@ HARDENED = (
     *("CapabilityBoundingSet=", "SystemCallArchitectures=native"),
     *("SystemCallFilter=@system-service", "SystemCallFilter=~@privileged", "SystemCallErrorNumber=EPERM"),
 )
-"""The service reads the system and its samples, writes its own folder, and uses the network; no more."""
+"""The service may read the system, write its own folder and use the network, and nothing else."""
 
 
 @dataclass(frozen=True)

@@ -367,7 +367,7 @@ STATES = {
     "regression": (replace(LIVE, metric="r2", accuracy=0.71, metrics={"rmse": 0.5}), judged_by("r2"), "rmse"),
     "denied": (LIVE, {"tasks": None}, "Token"),
 }
-"""The state of the task, what is answered otherwise (None: an error), and words that the page says."""
+"""The state of a task, other answers by path (None: an error), and the words expected on the page."""
 SIZES = ((360, 640), (390, 844), (820, 1180), (1280, 800))
 
 
@@ -409,7 +409,7 @@ def test_every_state_is_said_and_fits(browser, state, tmp_path):
 
 @pytest.mark.slow
 def test_a_connection_that_says_nothing_for_too_long_is_said_to_be_lost(browser):
-    """As when the network is gone: the stream of events does not end, but not even its comments come."""
+    """Keep the stream of events open in silence, without comments, as when the network is gone."""
     context = browser.new_context()
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)

@@ -46,7 +46,7 @@ AT = "1500m"
 
 
 def firing(tmp_path, series, expected):
-    """What promtool says of these series, where these alerts are expected and no others; "" if it is so."""
+    """What promtool finds wrong if exactly these alerts are expected of these series; "" for nothing."""
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
     names = [rule["alert"] for rule in rules]
     plain = [{key: value for key, value in rule.items() if key != "annotations"} for rule in rules]

@@ -72,7 +72,7 @@ class Site:
         return list(reversed(entries([self.run, self.folder / "enrolment"])))
 
     def state(self, command, lines):
-        """All that must survive: devices, models, key, counted contributions, the audit log."""
+        """What must survive a restore: devices, models, key, counted contributions, the audit log."""
         return {
             "devices": json.loads(
                 command("device", "list", "--dir", self.folder / "enrolment", "--format", "json")
