@@ -267,7 +267,8 @@ class ServerConfig(Section, frozen=True):
 def load(path: Path | None, flags: Mapping[str, object]) -> ServerConfig:
     """Reads a server file, if any, with `flags` over it, as keys and tables.
 
-    Paths in the file are relative to the file. Raises ConfigError with the file and the key.
+    Paths in the file are relative to the file, and full in what is returned, as those of tasks are. Raises
+    ConfigError with the file and the key.
     """
     settings = _read(path) if path else {}
     for key, value in flags.items():
@@ -276,9 +277,8 @@ def load(path: Path | None, flags: Mapping[str, object]) -> ServerConfig:
         settings["http"] = _for_pages(settings.get("http", {}), settings.get("broker", {}))
     where = f"{path}: " if path else ""
     try:
-        return msgspec.convert(
-            settings, ServerConfig, dec_hook=partial(_path, path.parent if path else Path())
-        )
+        folder = path.parent.resolve() if path else Path.cwd()
+        return msgspec.convert(settings, ServerConfig, dec_hook=partial(_path, folder))
     except msgspec.ValidationError as error:
         cause = error.__cause__
         text = str(cause) if isinstance(cause, ConfigError) else explained(error, ServerConfig)

@@ -178,7 +178,7 @@ def _joinable(hosted: ServedTask) -> JoinableTask:
     kinds = tuple(kind.name for kind in task.kinds)
     joinable = JoinableTask(
         task.name,
-        task.bundle,
+        Path(task.bundle).name,  # everybody may read it
         task.rounds,
         task.round_deadline_s,
         kinds,

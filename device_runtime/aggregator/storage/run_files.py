@@ -173,7 +173,10 @@ def begun_without_evaluation(folder: Path) -> bool:
 
 
 def _relocated(begun: Task, task: Task) -> Task:
-    """The task as it was begun, with the paths of `task` for files of the same name in other folders."""
+    """The task as it was begun, with the paths of `task` for files of the same name in other folders.
+
+    Those of runs that were begun before 0.3 may be relative.
+    """
 
     def relocated(before: object, after: object) -> object:
         if isinstance(before, dict) and isinstance(after, dict):
@@ -182,7 +185,7 @@ def _relocated(begun: Task, task: Task) -> Task:
             return [relocated(*pair) for pair in zip(before, after, strict=True)]
         if isinstance(before, str) and isinstance(after, str):
             old, new = Path(before), Path(after)
-            return after if old.is_absolute() and new.is_absolute() and old.name == new.name else before
+            return after if new.is_absolute() and old.name == new.name else before
         return before
 
     texts = (msgspec.json.decode(each.json()) for each in (begun, task))

@@ -14,6 +14,7 @@ from device_runtime.broker.wire import topics
 from device_runtime.broker.wire.messages import LONGEST_SENTENCE, LONGEST_TITLE, Kind
 from device_runtime.broker.wire.step_log import round_seed
 from device_runtime.content import explained, near, read_toml, source_near
+from device_runtime.models.bundles.bundle import content_of, shipped_names
 from device_runtime.strategies import settings as ranges
 from device_runtime.strategies.interface.kind import AnyStrategy, ClassStatistics
 from device_runtime.strategies.kinds import registry
@@ -557,10 +558,12 @@ def decode(data: bytes) -> Task:
 def load(path: Path | None, flags: Mapping[str, object], kinds: Sequence[str] | None = None) -> Task:
     """Reads a task from a TOML file, if any, with `flags` over it. Raises TaskError.
 
-    Paths in the file are relative to the file. `kinds` names the kinds to offer, each as the file has it;
-    None: all of the file.
+    Paths in the file are relative to the file, those of flags to the working directory; all are absolute in
+    the task, so that a run goes on from any directory. `kinds` names the kinds to offer, each as the file has
+    it; None: all of the file.
     """
     settings = _read(path) if path else {}
+    flags = _absolute(Path.cwd(), flags)
     if kinds is not None:
         settings["kinds"] = tables_named(kinds, settings.get("kinds"))
     for name in ("masks", "statistics"):  # tables of which single keys have flags
@@ -583,13 +586,22 @@ def load(path: Path | None, flags: Mapping[str, object], kinds: Sequence[str] | 
 
 def _read(path: Path) -> dict[str, Any]:
     settings = with_one_deadline(read_toml(path, TaskError))
-    for name in ("bundle", "eval_data", "generic"):
-        settings |= {name: near(path.parent, settings[name])} if name in settings else {}
-    if isinstance(family := settings.get("family"), list):
-        settings["family"] = [near(path.parent, member) for member in family]
-    if isinstance(metrics := settings.get("metrics"), list):
-        settings["metrics"] = [source_near(path.parent, source) for source in metrics]
-    return {"name": path.stem, **settings}
+    return {"name": path.stem, **_absolute(path.parent.resolve(), settings)}
+
+
+def _absolute(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with full paths in place of those of files in `folder`; names of shipped bundles stay."""
+
+    def full(name: str, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [full(name, each) for each in value]
+        if name == "metrics":
+            return source_near(folder, value)
+        path = near(folder, value)
+        return value if value in shipped_names() and content_of(Path(path)) != "bundle" else path
+
+    files = {"bundle", "family", "eval_data", "generic", "metrics"}
+    return {name: full(name, value) if name in files else value for name, value in settings.items()}
 
 
 def with_one_deadline(settings: Mapping[str, Any]) -> dict[str, Any]:

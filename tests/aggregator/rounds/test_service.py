@@ -879,6 +879,19 @@ def test_files_of_a_run_may_lie_in_another_folder(bench, make_task, digits_in, t
     assert (entry.action, entry.subject) == ("change settings", f"eval_data {paths[0]}, now {paths[1]}")
 
 
+def test_a_run_that_was_begun_with_a_relative_path_goes_on_with_the_full_one(
+    bench, make_task, digits_in, tmp_path, monkeypatch
+):
+    """As before 0.3, when `serve --config site/server.toml` left a path of the file as it was."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site").mkdir()
+    path = str(digits_in(tmp_path / "site" / "test.npz"))
+    b = bench(make_task("few-shot", eval_data="site/test.npz"))
+    run, b.task = b.service.run_id, msgspec.structs.replace(b.task, eval_data=path)
+    monkeypatch.chdir("/")
+    assert b.restart().service.run_id == run
+
+
 def test_after_a_restart_a_round_waits_for_those_that_were_in_it_however_long_they_take(
     bench, make_task, update_of
 ):

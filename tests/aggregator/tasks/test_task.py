@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from device_runtime.aggregator.configuration import config
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.aggregator.tasks import task as tasks
 from device_runtime.aggregator.tasks.kind_settings import KindSettings, kinds_named
@@ -117,6 +120,38 @@ def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
     task = tasks.load(file, {"rounds": 3})
     assert (task.name, task.rounds, task.eval_data) == ("digits", 3, str(tmp_path / "test.npz"))
     assert task.kinds == (KindSettings(name="full", settings={"epochs": 2}, weight=0.5),)
+
+
+def test_paths_of_a_file_and_of_flags_are_full_wherever_the_file_is_read_from(tmp_path, monkeypatch):
+    """What the run is begun with is compared at each start, which may be from another folder."""
+    site = tmp_path / "site"
+    (site / "own" / "small").mkdir(parents=True)
+    for name in ("test.npz", "f1.py"):
+        (site / "own" / name).write_bytes(b"")
+    (site / "task.toml").write_text(
+        'bundle = "digits-wrn-10-1"\neval_data = "own/test.npz"\nfamily = ["own/small"]\n'
+        'metrics = ["top-2", "own/f1.py:f1"]\n'
+    )
+    (site / "server.toml").write_text('tasks = ["task.toml"]\nrun_dir = "run"\n')
+    read = []
+    for folder, file in (
+        (tmp_path, "site/server.toml"),
+        (site, "server.toml"),
+        (site / "own", "../server.toml"),
+    ):
+        monkeypatch.chdir(folder)
+        server = config.load(Path(file), {})
+        assert server.run_dir == site / "run"
+        read.append(tasks.load(server.tasks[0], {}))
+    own = site / "own"
+    assert read[0] == read[1] == read[2]
+    assert read[0].eval_data == f"{own}/test.npz"
+    assert (read[0].family, read[0].metrics) == ((f"{own}/small",), ("top-2", f"{own}/f1.py:f1"))
+    monkeypatch.chdir(own)
+    (own / "digits-wrn-10-1").mkdir()  # no bundle: the shipped one is meant
+    flagged = tasks.load(None, {"bundle": "digits-wrn-10-1", "eval_data": "test.npz", "family": ("small",)})
+    assert (flagged.bundle, flagged.eval_data) == ("digits-wrn-10-1", f"{own}/test.npz")
+    assert flagged.family == (f"{own}/small",)
 
 
 def test_kinds_that_are_named_are_those_of_the_file_where_it_has_them(tmp_path):
