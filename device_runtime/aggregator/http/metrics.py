@@ -132,6 +132,12 @@ class ProcessMetrics:
 
         gauge("round", "The open round, or the last one.", lambda: live().round)
         gauge("rounds", "Rounds of the task.", lambda: live().rounds)
+        gauge("finished", "1 when the last round is done.", lambda: live().phase == "finished")
+        gauge(
+            "round_extensions",
+            "Deadlines that the open round passed with too few contributions.",
+            lambda: at_work(live().extended),
+        )
         gauge("devices_online", "Devices that are online.", lambda: live().online)
         gauge("devices_known", "Devices that were ever seen.", lambda: live().devices)
         gauge(

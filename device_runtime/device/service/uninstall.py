@@ -21,7 +21,7 @@ from device_runtime.device.connection.connecting import Connection, is_device
 from device_runtime.device.connection.presence import DeviceMessages
 from device_runtime.device.errors import InstallError, NoDevice, PolicyError
 
-from . import device_file, install
+from . import device_file, install, system_account
 
 GOODBYE_S = 20.0
 """Seconds to connect for a goodbye."""
@@ -155,7 +155,7 @@ def say_goodbye(connection: Connection, clock: Callable[[], float] = time.monoto
 def remove(folder: Path, keep_outbox: bool) -> Path | None:
     """Remove everything in `parts`, and the folder if it is then empty; else the folder is returned.
 
-    Raises InstallError.
+    With the last device of the machine's account, its home is removed. Raises InstallError.
     """
     for path in parts(folder, keep_outbox):
         try:
@@ -166,6 +166,9 @@ def remove(folder: Path, keep_outbox: bool) -> Path | None:
         folder.rmdir()
     except OSError:
         return folder
+    if folder.parent == system_account.SYSTEM_STATE:
+        with suppress(OSError):  # of other devices
+            folder.parent.rmdir()
     return None
 
 

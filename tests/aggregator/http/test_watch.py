@@ -1,6 +1,7 @@
 """What HTTP reads, as the loop tells it; without a loop."""
 
 import os
+import re
 import threading
 from dataclasses import replace
 from math import nan
@@ -20,6 +21,7 @@ from device_runtime.aggregator.machine.run_events import (
     ContributionRecord,
     ContributionRefused,
     DeviceSeen,
+    Finished,
     PlanReported,
     RoundClosed,
     RoundExtended,
@@ -270,6 +272,26 @@ def test_a_metric_counts_the_mask_helpers_that_a_round_waits_for(tmp_path, clock
     assert f"{name} 2.0" in metrics.text().decode()
     observe(closed(1))
     assert f"{name} 0.0" in metrics.text().decode()
+
+
+def test_metrics_have_the_extensions_of_the_open_round_and_whether_the_task_is_finished(tmp_path, clock):
+    metrics, host = ProcessMetrics(), hosted(tmp_path, clock)
+    metrics.observe(host)
+
+    def readings():
+        text = metrics.text().decode()
+        names = ("round_extensions", "finished")
+        return [re.search(rf'device_runtime_{name}{{task="digits"}} (\S+)', text)[1] for name in names]
+
+    host.watch(Started(TASK, "r", False, ()))
+    host.watch(RoundOpened(9, ("full",), 60.0))
+    assert readings() == ["0.0", "0.0"]  # the last round is open
+    for _ in range(2):
+        host.watch(RoundExtended(9, 60.0, 1, 2))
+    assert readings() == ["2.0", "0.0"]
+    host.watch(closed(9))
+    host.watch(Finished("r", 9))
+    assert readings() == ["NaN", "1.0"]
 
 
 def test_refusals_of_one_device_do_not_push_out_those_of_others(tmp_path, clock):

@@ -17,9 +17,9 @@ QUIET = {
     f"device_runtime_broker_connected{TASK}": "1x320",
     f"device_runtime_loop_silence_seconds{TASK}": "1x320",
     f"device_runtime_rounds_extended_total{TASK}": "0+0.01x320",
+    f"device_runtime_round_extensions{TASK}": "1x320",
     f"device_runtime_devices_online{TASK}": "3x320",
-    f"device_runtime_round{TASK}": "7x320",
-    f"device_runtime_rounds{TASK}": "100x320",
+    f"device_runtime_finished{TASK}": "0x320",
     f"device_runtime_mask_helpers_awaited{TASK}": "0x320",
     'device_runtime_contributions_total{task="digits",kind="full",status="accepted"}': "0+9x320",
     'device_runtime_contributions_total{task="digits",kind="full",status="refused"}': "0+0.5x320",
@@ -32,7 +32,7 @@ PROVOKED = {
     "AggregatorDown": {'up{job="device-runtime"}': "0x320"},
     "BrokerLost": {f"device_runtime_broker_connected{TASK}": "0x320"},
     "LoopSilent": {f"device_runtime_loop_silence_seconds{TASK}": "0+60x320"},
-    "RoundsExtended": {f"device_runtime_rounds_extended_total{TASK}": "0+0.5x320"},
+    "RoundsExtended": {f"device_runtime_round_extensions{TASK}": "4x320"},
     "NoDevices": {f"device_runtime_devices_online{TASK}": "0x320"},
     "MaskHelpersAwaited": {f"device_runtime_mask_helpers_awaited{TASK}": "1x320"},
     "ManyRefused": {
@@ -80,6 +80,31 @@ def test_no_alert_fires_on_a_quiet_day(tmp_path):
 @pytest.mark.parametrize("alert", PROVOKED)
 def test_an_alert_fires_for_what_it_is_about_and_no_other_does(tmp_path, alert):
     assert firing(tmp_path, QUIET | PROVOKED[alert], (alert,)) == ""
+
+
+@pytest.mark.parametrize("each", ("5", "20", "1440"))
+def test_a_round_that_was_extended_four_times_fires_whatever_its_deadline(tmp_path, each):
+    """A deadline passes every `each` minutes; the series have a value each five."""
+    series = {
+        f"device_runtime_rounds_extended_total{TASK}": f"0+{5 / int(each)}x320",
+        f"device_runtime_round_extensions{TASK}": "4x320",
+    }
+    assert firing(tmp_path, QUIET | series, ("RoundsExtended",)) == ""
+
+
+def test_four_rounds_of_an_hour_that_were_extended_once_each_fire_too(tmp_path):
+    series = {f"device_runtime_rounds_extended_total{TASK}": "0+0.5x320"}
+    assert firing(tmp_path, QUIET | series, ("RoundsExtended",)) == ""
+
+
+def test_a_finished_task_needs_no_devices(tmp_path):
+    """Until then their absence fires, in the last round too."""
+    absent = {f"device_runtime_devices_online{TASK}": "0x320"}
+    assert firing(tmp_path, QUIET | absent, ("NoDevices",)) == ""
+    finished = {
+        f"device_runtime_finished{TASK}": "1x320",
+    }
+    assert firing(tmp_path, QUIET | absent | finished, ()) == ""
 
 
 def test_every_alert_is_provoked():

@@ -275,7 +275,8 @@ def test_a_bus_that_the_login_did_not_tell_of_is_found(tmp_path):
 def machine(headless, tmp_path, monkeypatch):
     """A machine of root's with systemd, and without the account for devices yet; returns what was run."""
     ran = headless(0)
-    monkeypatch.setattr(cli_service, "SYSTEM_STATE", tmp_path / "lib")
+    for module in (cli_service, system_account):
+        monkeypatch.setattr(module, "SYSTEM_STATE", tmp_path / "lib")
     monkeypatch.setattr(system_account, "exists", lambda: any(words[0] == "useradd" for words in ran))
     monkeypatch.setattr(system_account, "program_folders", lambda: ())
     (tmp_path / "samples").chmod(0o755)
@@ -308,7 +309,7 @@ def test_a_device_of_the_machine_has_an_account_of_its_own_and_leaves_nothing(ma
     assert "linger" not in output
     assert main(["leave", "--state", str(folder), "--yes"]) == 0
     assert machine[-1] == ("userdel", account)
-    assert not unit_file.exists() and not folder.exists()
+    assert not unit_file.exists() and not folder.parent.exists()
 
 
 def test_the_account_stays_while_another_device_of_the_machine_has_it(machine, tmp_path):
@@ -317,6 +318,7 @@ def test_the_account_stays_while_another_device_of_the_machine_has_it(machine, t
     assert [words[0] for words in machine].count("useradd") == 1
     assert main(["leave", "--state", str(tmp_path / "lib" / "pi"), "--yes"]) == 0
     assert "userdel" not in [words[0] for words in machine]
+    assert [path.name for path in (tmp_path / "lib").iterdir()] == ["pi-2"]
 
 
 def test_only_root_installs_for_the_machine(machine, tmp_path, monkeypatch, capsys):
