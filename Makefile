@@ -22,7 +22,7 @@ help:
 	@echo "make web    the libraries of the page by which browsers join, from npm (Node.js 20 or newer)"
 	@echo "make slow   the slow tests: many repeats, real data of ../shared/data where it is there"
 	@echo "make docs   the site of docs/, into site/: python3 -m http.server --directory site shows it"
-	@echo "make pictures  every state of the dashboard at four sizes, as pictures in pictures/"
+	@echo "make pictures  every state of the dashboard at four sizes, light and dark, as pictures in pictures/"
 	@echo "make release  wheel, sdist, npm package, build files, bill of materials, checksums, into dist/release"
 	@echo "make clean  remove the environment and what was run"
 

@@ -24,7 +24,7 @@ from device_runtime.aggregator.machine.run_events import (
 )
 from device_runtime.aggregator.storage.store import CarriedBlobs
 from device_runtime.aggregator.tasks.task import Task, decode
-from device_runtime.broker.security.audit import note, this_user
+from device_runtime.broker.security.audit import entries, note, this_user
 from device_runtime.broker.wire.durable_files import locked_folder, names_file, private_opener, replace_file
 from device_runtime.broker.wire.messages import Base, Shortages, Step
 
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 SHA_BYTES = 32
 TASK_FILE = "task.json"
 """File in the run folder: the task, with the number of rounds that it has now."""
+ADD_DATA = "add eval_data"
 Record = RoundRecord | ContributionRecord
 
 
@@ -139,8 +140,8 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
         changed = ", ".join(_differences(begun, task))
         raise RunFolderError(
             f"run folder {store.folder} belongs to another task ({changed}): give another --run-dir, "
-            "or the settings it was begun with; rounds can be added, and eval_data to a run without; title, "
-            "about and ask can be changed"
+            "or the settings it was begun with; rounds can be added, but not taken away, and eval_data added "
+            "to a run without; title, about and ask can be changed"
         )
     begun_with = (stored.bundles[at : at + SHA_BYTES] for at in range(0, len(identity.bundles), SHA_BYTES))
     for path, old, new in zip((task.bundle, *task.family), begun_with, shas, strict=True):
@@ -151,7 +152,9 @@ def check_identity(store: Store, task: Task, shas: tuple[bytes, ...]) -> tuple[s
             )
     if added:
         log.info("the run was begun without eval_data: from now on its models are measured on %s", added)
-        note(store.folder, this_user(), "add eval_data", added)
+        noted = (entry.subject for entry in entries([store.folder]) if entry.action == ADD_DATA)
+        if next(noted, "") != added:
+            note(store.folder, this_user(), ADD_DATA, added)
     if not same:
         log.info("the run goes on with other settings: %s", changed)
         note(store.folder, this_user(), "change settings", changed)

@@ -115,7 +115,7 @@ def entries(folders: Iterable[Path]) -> list[AuditEntry]:
                 actions[entry.id] = replace(entry, at=actions.get(entry.id, entry).at)
         if damaged:
             log.warning("%s: %d damaged lines are left out", path, damaged)
-    latest = sorted(actions.values(), key=lambda entry: entry.at, reverse=True)
+    latest = sorted(actions.values(), key=lambda entry: entry.at)[::-1]
     return [replace(entry, result=UNKNOWN) if entry.result == BEGUN else entry for entry in latest]
 
 

@@ -88,7 +88,8 @@ class BrokerFolder:
             self.site = msgspec.json.decode((self.folder / SITE).read_bytes(), type=BrokerSetup)
         except FileNotFoundError:
             raise SetupError(
-                f"no broker is set up in {folder}: make one with `device-runtime broker init {folder}`"
+                f"no broker is set up in {folder}: make one with `device-runtime broker init {folder}`, "
+                "or name its folder"
             ) from None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise SetupError(f"{folder / SITE} cannot be read: {error}") from None

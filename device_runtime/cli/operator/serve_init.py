@@ -32,7 +32,7 @@ BROKER_SERVICE = "mosquitto"
 SECRETS = ("http-token", "grafana-password")
 DATA = ("run", "backups", "data/prometheus", "data/grafana")
 """Folders that containers and the backup write."""
-EDITED = ("server.toml", "task.toml")
+EDITED = ("server.toml", "task.toml", "prometheus.yml")
 """Templates that the operator edits, and that `--again` leaves as they are."""
 _PLAIN = re.compile(r"[\w./@+=~-]+")
 
@@ -133,6 +133,11 @@ def write_site(site: SiteSettings, now: datetime) -> None:
         for name in SECRETS:
             write(folder / name, secrets.token_hex(32) + "\n")
         _finish(site)
+    except PermissionError as error:
+        raise SetupError(
+            f"cannot write {error.filename or folder}: permission denied. Name a folder of yours, "
+            f"or have it made: sudo install -d -m 700 -o {site.user.pw_name} {folder}"
+        ) from None
     except OSError as error:
         raise SetupError(f"cannot write {error.filename or folder}: {error.strerror or error}") from None
 
@@ -156,7 +161,10 @@ def _again(args: argparse.Namespace) -> int:
     _check(site, again=True)
     with recorded(opened.folder, this_user(), "site again", f"{folder}, port {port}"):
         changed = _write_again(site, opened)
-    print(f"written for {folder}: {', '.join(changed) or 'nothing, all is so'} (before: NAME.old)")
+    written = f"{', '.join(changed)} (before: NAME.old)" if changed else "nothing, as all is so"
+    print(f"written for {folder}: {written}")
+    if f":{http.port}" not in (folder / "prometheus.yml").read_text("utf-8"):
+        print(f"prometheus.yml names another port than {http.port}, that of HTTPS: change its target")
     if port != before.port:
         print(f"Devices have port {before.port} of {before.names[0]}: forward it, or begin each anew with")
         print(f"  device-runtime join mqtts://{before.names[0]}:{port} --data ..")
@@ -214,7 +222,10 @@ def _filled(text: str, fields: Mapping[str, object]) -> str:
 def _user(name: str) -> pwd.struct_passwd:
     """The user as whom the site runs. Raises SetupError."""
     if not name and os.geteuid() == 0:
-        raise SetupError("name the user as whom the site shall run by --run-as USER: it needs no root")
+        raise SetupError(
+            "name the user as whom the site shall run by --run-as USER, as it needs no root; "
+            "`useradd --system USER` makes one"
+        )
     try:
         user = pwd.getpwnam(name) if name else pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -242,9 +253,10 @@ def _next_steps(site: SiteSettings) -> str:
     folder, version = site.folder, site.fields["version"]
     clone = Path(__file__).parents[3] if IN_CHECKOUT else Path()
     where = "" if IN_CHECKOUT else f", in a clone of version {version}"
-    serve, of_user = "device-runtime serve", ""
+    serve, of_user, as_user = "device-runtime serve", "", ""
     if os.geteuid() != site.user.pw_uid:  # whose PATH may not have the program
-        serve = f"sudo -u {site.user.pw_name} {site.fields['python']} -m device_runtime serve"
+        as_user = f"sudo -u {site.user.pw_name} "
+        serve = f"{as_user}{site.fields['python']} -m device_runtime serve"
         of_user = f" -u {site.user.pw_name}"
     return "\n".join((
         f"A production site is in {folder}, for {', '.join(site.names)}. It runs as {site.user.pw_name}.",
@@ -254,18 +266,18 @@ def _next_steps(site: SiteSettings) -> str:
         f"  docker build -f {shlex.quote(str(clone / 'deploy/Dockerfile'))} -t device-runtime:{version} "
         f"{shlex.quote(str(clone))}",
         f"  docker compose -f {folder}/compose.yaml up -d",
-        "or without Docker, broker and aggregator alone:",
-        f"  {find() or 'mosquitto'} -c {folder}/enrolment/mosquitto.conf",
+        "or without Docker, broker (it goes to the background) and aggregator alone:",
+        f"  {as_user}{find() or 'mosquitto'} -d -c {folder}/enrolment/mosquitto.conf",
         f"  {serve} --config {folder}/server.toml",
         "",
-        "Let devices in (round 1 waits for two); in containers the second line tells the broker:",
+        "Let devices in (round 1 waits for two). Mosquitto is told; in containers the second line does it:",
         f"  device-runtime device add NAME --dir {folder}/enrolment",
         f"  docker compose -f {folder}/compose.yaml kill -s HUP {BROKER_SERVICE}",
         "",
         f"Dashboard: https://{site.names[0]}:{site.http}  (token: {folder}/http-token)",
         f"  a browser trusts it by the authority {folder}/enrolment/ca.pem, or a certificate of yours",
-        f"Grafana: http://127.0.0.1:3000  (admin; password: {folder}/grafana-password)",
-        "Prometheus and its alerts: http://127.0.0.1:9090/alerts",
+        f"Grafana, in containers: http://127.0.0.1:3000  (admin; password: {folder}/grafana-password)",
+        "Prometheus and its alerts, in containers: http://127.0.0.1:9090/alerts",
         "",
         "Back it up each night:",
         f"  (crontab{of_user} -l; echo '17 3 * * * {folder}/backup.sh') | crontab{of_user} -",

@@ -327,6 +327,7 @@ def judged_by(name):
     return {"rounds": RoundPage(30, rounds)}
 
 
+WRONG = "the aggregator does not take this token"
 STATES = {
     "starting": (replace(QUIET, phase="starting", round=0, devices=0, online=0), NOBODY, "Starting."),
     "waiting": (
@@ -365,7 +366,8 @@ STATES = {
         "held out by devices",
     ),
     "regression": (replace(LIVE, metric="r2", accuracy=0.71, metrics={"rmse": 0.5}), judged_by("r2"), "rmse"),
-    "denied": (LIVE, {"tasks": None}, "Token"),
+    "sign-in": (LIVE, {"tasks": None}, "Paste the token"),
+    "denied": (LIVE, {"tasks": None}, WRONG),
 }
 """The state of a task, other answers by path (None: an error), and the words expected on the page."""
 SIZES = ((360, 640), (390, 844), (820, 1180), (1280, 800))
@@ -381,8 +383,8 @@ def test_every_state_is_said_and_fits(browser, state, tmp_path):
     def answered(route):
         leaf = urlsplit(route.request.url).path.rsplit("/", 1)[-1]
         if answers.get(leaf, "") is None:
-            status = 401 if leaf == "tasks" else 500
-            return route.fulfill(status=status, json={"detail": "the journal is locked"})
+            status, detail = (401, WRONG) if leaf == "tasks" else (500, "the journal is locked")
+            return route.fulfill(status=status, json={"detail": detail})
         return answer_with(route, answers, {"Date": formatdate(now, usegmt=True)} if now else {})
 
     pictures = Path(os.environ.get("SCREENSHOTS") or tmp_path)
@@ -397,11 +399,17 @@ def test_every_state_is_said_and_fits(browser, state, tmp_path):
     for width, height in SIZES:
         page.set_viewport_size({"width": width, "height": height})
         page.goto("http://dashboard.test/")
+        if state == "denied":
+            page.fill("#token", "wrong")
+            page.keyboard.press("Enter")
         page.wait_for_function("words => document.querySelector('main').innerText.includes(words)", arg=words)
         page.wait_for_timeout(300)  # charts and tables, for the picture
-        page.screenshot(path=pictures / f"{state}-{width}.png", full_page=True)
+        for scheme in ("dark", "light"):
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(300)
+            page.screenshot(path=pictures / f"{state}-{width}-{scheme}.png", full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        if state != "denied":
+        if state not in ("sign-in", "denied"):
             assert page.evaluate("document.querySelector('#board').hidden") is False
     assert wrong == []
     context.close()

@@ -840,6 +840,8 @@ def test_evaluation_data_are_added_to_a_run_that_exists_and_what_devices_hold_ou
     assert (isnan(accuracies[0]), 0 <= accuracies[1] <= 1) == (True, True)
     audited = [(entry.action, entry.subject) for entry in reversed(entries([b.folder]))]
     assert audited == [("add eval_data", str(test)), ("change settings", "rounds 1, now 2")]
+    b = b.restart()
+    assert len(entries([b.folder])) == 2  # the same data are added once
     b.task = msgspec.structs.replace(begun, rounds=2)
     assert b.restart().service.run_id == run  # without them again
 
@@ -861,7 +863,8 @@ def test_evaluation_data_of_a_run_are_not_exchanged(bench, make_task, digits_in,
     b.service.close()
     for other in (None, str(digits_in(tmp_path / "other.npz"))):
         with pytest.raises(
-            RunFolderError, match=r"another task \(eval_data .*rounds can be added, and eval_data"
+            RunFolderError,
+            match=r"another task \(eval_data .*rounds can be added, but not taken away, and eval_data",
         ):
             OpenRun(msgspec.structs.replace(b.task, eval_data=other), b.folder, database=b.database)
 

@@ -130,4 +130,9 @@ def test_the_enrolment_s_actions_are_recorded_and_shown_together_with_those_of_a
     assert secret not in text
     assert main(["audit", str(run)]) == 0
     assert "token http-token  192.0.2.7  start  device-runtime 0.1.0  done" in capsys.readouterr().out
-    assert main(["audit", str(tmp_path / "absent")]) == 2
+    assert main(["audit", str(tmp_path)]) == 0  # as a site has them
+    text = capsys.readouterr().out
+    assert "start" in text and "rotate-key" in text
+    for folder in (tmp_path / "absent", tmp_path / "run" / "empty"):
+        assert main(["audit", str(folder)]) == 2
+        assert f"{folder} has no audit.jsonl: expected a run folder" in capsys.readouterr().err

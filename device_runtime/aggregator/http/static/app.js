@@ -35,7 +35,7 @@ async function enter() {
 function locked(why) {
   api.token.forget();
   following?.abort();
-  say("bad", "token needed");
+  say(why ? "bad" : "quiet", "token needed");
   byId("board").hidden = true;
   doubt("", false);
   byId("leave").hidden = true;
@@ -133,7 +133,7 @@ class Shown {
       this.lost && `No connection to the aggregator: these figures are from ${new Date(1000 * (this.at - ahead)).toLocaleString("sv")}. It is tried again.`,
       !this.lost && this.failed && `Charts and tables may be old: ${this.failed}`,
       !this.now.broker && this.now.phase !== "finished" && "The aggregator has no broker: no device reaches it, and who is online is not known. It goes on trying; devices keep their updates.",
-      Math.abs(ahead) > 60 && `This machine's clock is ${seconds(Math.abs(ahead))} ${ahead > 0 ? "behind" : "ahead of"} the aggregator's.`,
+      Math.abs(ahead) > 60 && `The clock of this phone or computer is ${seconds(Math.abs(ahead))} ${ahead > 0 ? "behind" : "ahead of"} the aggregator's. Times here are of the aggregator's clock.`,
     ].filter(Boolean);
   }
 

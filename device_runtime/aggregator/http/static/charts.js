@@ -106,7 +106,7 @@ export function swatch(colour) {
 function gathered(numbers, series, together) {
   const size = Math.ceil(numbers.length / MOST) || 1;
   const starts = numbers.map((_, i) => i).filter((i) => i % size === 0);
-  const rounds = starts.map((i) => (size === 1 ? `${numbers[i]}` : `${numbers[i]}–${numbers[Math.min(numbers.length, i + size) - 1]}`));
+  const rounds = starts.map((i) => [...new Set([numbers[i], numbers[Math.min(numbers.length, i + size) - 1]])].join("–"));
   const values = series.map((line) => starts.map((i) => together(line.values.slice(i, i + size).filter((value) => value !== null))));
   return { rounds, values };
 }

@@ -25,7 +25,7 @@ export function tiles(live) {
     ["devices online", `${count(live.online)} of ${count(live.devices)}`],
     heldOut(live) ? [`${live.metric} on ${count(live.held_out_samples)} samples held out by devices`, metric(live.metric)(live.held_out_accuracy)] : [live.metric, metric(live.metric)(live.accuracy)],
     ...Object.entries(live.metrics).map(([name, value]) => [name, plain(value)]),
-    ["loss", plain(live.loss)],
+    ...(heldOut(live) ? [] : [["loss", plain(live.loss)]]),
     ["up / down, all rounds", `${bytes(live.bytes_up)} / ${bytes(live.bytes_down)}`],
     ["energy, all rounds", joules(live.energy_j)],
   ];
@@ -52,7 +52,7 @@ export function round(live, kinds, now, least) {
 
 function state(live, now, least) {
   if (live.phase === "waiting") return live.online < least ? `Waiting for devices: ${live.online} of ${least} are online.` : "Waiting for devices that are ready.";
-  if (live.phase === "finished") return "The task is finished.";
+  if (live.phase === "finished") return "The task is finished. For more rounds, set a larger number in its file and start serve again.";
   if (live.phase === "starting") return "Starting.";
   if (live.phase === "unmasking") return `Round ${live.round} opens the sums of its masked updates.`;
   const left = live.closes_at - now;
