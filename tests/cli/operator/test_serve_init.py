@@ -1,7 +1,9 @@
 """`device-runtime serve-init`: what it writes is started, joined, scraped and backed up, without Docker."""
 
+import errno
 import json
 import os
+import pwd
 import re
 import shutil
 import ssl
@@ -70,6 +72,35 @@ def test_it_is_two_words_or_one(tmp_path, capsys):
         "device-runtime device add NAME --dir {}/enrolment",
     ):
         assert line.format(tmp_path / "b") in out
+
+
+def test_again_leaves_what_an_operator_edited_and_says_where_ports_differ(site, capsys):
+    prometheus, server = site / "prometheus.yml", site / "server.toml"
+    prometheus.write_text(
+        prometheus.read_text().replace("aggregator:8443", "localhost:8443") + "alerting: {}\n"
+    )
+    edited = prometheus.read_text()
+    again = ["serve-init", str(site), "--again", *(("--run-as", USER) if USER else ())]
+    assert main(again) == 0
+    assert "nothing, as all is so" in capsys.readouterr().out
+    server.write_text(server.read_text().replace("port = 8443", "port = 9443"))
+    assert main(again) == 0
+    assert "prometheus.yml names another port than 9443" in capsys.readouterr().out
+    assert prometheus.read_text() == edited
+
+
+def test_a_folder_that_may_not_be_written_is_refused_with_the_command_that_makes_it(
+    tmp_path, monkeypatch, capsys
+):
+    def refuse(self, *_args, **_keywords):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert main(["serve-init", str(tmp_path / "fl"), *(("--run-as", USER) if USER else ())]) == 2
+    assert (
+        f"sudo install -d -m 700 -o {pwd.getpwuid(os.geteuid()).pw_name} {tmp_path / 'fl'}"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_compose_file_has_all_that_it_mounts_and_opens_no_more_than_broker_and_https(site):
@@ -204,6 +235,7 @@ def test_devices_join_over_tls_what_is_watched_is_exported_and_a_backup_is_made(
             text = eventually(lambda: (t := scraped(site, http)) and "rounds_closed_total{" in t and t)
             done = subprocess.run([site / "backup.sh"], capture_output=True, text=True)
             assert (done.returncode, done.stderr) == (0, "")
+            assert "serve-init DIR --again" in done.stdout
             service.terminate()
             assert service.wait(PATIENCE_S) == 0, log.read_text()
     actions = [[entry.action for entry in reversed(entries([site / name]))] for name in ("run", "enrolment")]
