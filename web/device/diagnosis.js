@@ -8,7 +8,7 @@ export const userOf = (url) => (url.user === null ? "a client without user name"
 /** Why the broker refused a connection; the error is of MQTT.js, and `code` is that of the CONNACK. */
 export function refusalReason(url, { code, message }) {
   const why = WRONG_PASSWORD.includes(code)
-    ? `refused ${userOf(url)}: wrong user name or password`
+    ? `refused ${userOf(url)}: wrong user name or password, or revoked`
     : `refused the connection: ${message.replace(/^Connection refused: /, "").toLowerCase()}`;
   return `the broker at ${url.text} ${why}`;
 }

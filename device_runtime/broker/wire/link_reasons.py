@@ -79,7 +79,7 @@ def refusal_reason(url: BrokerUrl, code: ReasonCode, client_id: str = "") -> str
     """Why the broker refused a connection, to follow "the broker at ...": "refused user 'x': ..."."""
     text = str(code).lower()
     if code.value in (BAD_PASSWORD, NOT_AUTHORIZED):
-        return f"refused {user_of(url)}: wrong user name or password"
+        return f"refused {user_of(url)}: wrong user name or password, or revoked"
     if code.value == BAD_CLIENT_ID:
         return f"refused the connection: it does not take the client id {client_id!r}"
     if code.value == UNSUPPORTED_VERSION:

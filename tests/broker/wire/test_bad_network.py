@@ -313,7 +313,7 @@ def test_a_password_that_is_refused_later_may_be_renewed(ends: Ends, caplog: Any
     received(inbox, Disconnected)
     assert received(inbox, Connected) == Connected(first=False)
     assert link.connected
-    assert sum("wrong user name or password; trying again" in text for text in caplog.messages) == 1
+    assert sum("password, or revoked; trying again" in text for text in caplog.messages) == 1
 
 
 def test_the_reason_of_an_outage_is_said_once_and_when_it_changes_and_its_time(

@@ -117,7 +117,7 @@ def test_a_wrong_password_is_refused_in_words(house: Any) -> None:
     house.peer(good, "pi-07")
     with pytest.raises(BrokerRefused) as caught:
         house.peer(good.replace("right", "wrong"), "pi-08")
-    expected = f"the broker at {broker.url} refused user 'pi-07': wrong user name or password"
+    expected = f"the broker at {broker.url} refused user 'pi-07': wrong user name or password, or revoked"
     assert str(caught.value) == expected
     with pytest.raises(BrokerRefused, match="a client without user name"):
         house.peer(broker.url, "pi-09")
