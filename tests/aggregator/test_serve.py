@@ -204,6 +204,7 @@ def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
         "held_out_acc",
         "held_out_samples",
         "held_out_head",
+        "held_out_other_acc",
     ]
     assert 0 <= line["eval_acc"] <= 1
     assert (line["participants"], line["energy_j"], line["train_loss"]) == (4, 8.0, 0.5)

@@ -125,6 +125,7 @@ def test_the_page_says_what_is_trained_why_and_what_is_sent(visit):
     assert "needs 91.0 s, 54.0 s are left" in rows[0]
     assert "estimates" in page.inner_text("#explain")
     assert "71\xa0% right: 29 of 41" in page.inner_text("#judged")
+    assert "the one in use may have another last layer" in page.inner_text("#judged")
     assert page.locator("#chart circle").count() == 3
     assert "3" in page.inner_text("#device")
 

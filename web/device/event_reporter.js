@@ -38,8 +38,10 @@ import { rows, verdict } from "./explain.js";
  * @typedef {{type: "ended", round: number}} Ended
  * @typedef {{type: "receipt", round: number, kind: string, status: string, reason: string}} Receipt
  *
- * The result of the model after `round` rounds on the samples that are held out of training here.
- * @typedef {{type: "evaluated", round: number, right: number, count: number, loss: number}} Evaluated
+ * The result of the model after `round` rounds on the samples that are held out of training here. `otherHead`: it is of
+ * the trained head, and the aggregator may serve the model with a closed-form one.
+ * @typedef {{type: "evaluated", round: number, right: number, count: number, loss: number,
+ *   otherHead: boolean}} Evaluated
  *
  * Bytes on the wire since the device began.
  * @typedef {{type: "traffic", up: number, down: number}} Traffic

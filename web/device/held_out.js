@@ -41,6 +41,12 @@ export function rest(workload, share) {
 }
 
 /**
+ * Whether a closed-form head came beside the base, so that the served head may be another than the base's own.
+ * @param {Tensors} aside
+ */
+export const hasHead = (aside) => [...aside.keys()].some((name) => name.startsWith(CLOSED_FORM));
+
+/**
  * The counts of held-out samples: all, those that the closed-form head classifies right, and those that the base's own
  * head does; null if no closed-form head came beside the base. `model` holds the base. Raises TensorError for a head
  * that does not fit.

@@ -3,6 +3,7 @@
 import { Measurements, grown } from "./calibration.js";
 import { choose } from "./choose.js";
 import { DataError } from "./errors.js";
+import { hasHead } from "./held_out.js";
 import { MOST, judged } from "./judging.js";
 import { supportedKinds } from "./kinds/registry.js";
 import { uploadTerms } from "./masking/masked_update.js";
@@ -125,13 +126,16 @@ export class DeviceTask {
     return restReason(offer.shortages, { seed: offer.seed, device: this.#environment.name }, plan, load);
   }
 
-  /** Accuracy and loss of this base on held-out samples; null if there are none. @param {RoundInputs} given */
-  async judge({ base }) {
+  /**
+   * Accuracy and loss of this base, with its own head, on held-out samples, and whether the served head may be another
+   * (`otherHead`); null if there are no samples. @param {RoundInputs} given
+   */
+  async judge({ base, aside }) {
     const holdout = this.#samples.held();
     if (!holdout.y.length) return null;
     await this.model.load(base);
     try {
-      return await judged(this.model, holdout);
+      return { ...(await judged(this.model, holdout)), otherHead: hasHead(aside) };
     } finally {
       await this.model.unload();
     }

@@ -91,5 +91,5 @@ export type DeviceEvent =
   | { type: "made"; round: number; kind: string; form: string; label: string; bytesUp: number; values: number; seconds: number; energyJ: number; numExamples: number; trainLoss: number; leastDevices: number }
   | { type: "ended"; round: number }
   | { type: "receipt"; round: number; kind: string; status: string; reason: string }
-  | { type: "evaluated"; round: number; right: number; count: number; loss: number }
+  | { type: "evaluated"; round: number; right: number; count: number; loss: number; otherHead: boolean }
   | { type: "traffic"; up: number; down: number };

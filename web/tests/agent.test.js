@@ -4,6 +4,7 @@ import { test } from "node:test";
 import { utf8 } from "../device/bytes.js";
 import { MemoryDisk } from "../device/disk.js";
 import { Offer, encode } from "../device/messages.js";
+import { write } from "../device/safetensors.js";
 import * as topics from "../device/topics.js";
 import { World } from "./scripted.js";
 
@@ -38,6 +39,23 @@ test("the final model of a task is judged on held-out samples, and then nothing 
   const judged = world.events.filter((event) => event.type === "evaluated");
   assert.deepEqual(judged.at(-1).round, 1);
   assert.ok(judged.at(-1).right >= 0 && judged.at(-1).count === 10);
+});
+
+test("beside a closed-form head a device says that it judged the trained one, and judges that", async () => {
+  const world = await World.made();
+  const head = new Map([
+    ["closed-form/head.weight", { dtype: "float32", shape: [10, 64], data: new Float32Array(640) }],
+    ["closed-form/head.bias", { dtype: "float32", shape: [10], data: new Float32Array(10) }],
+  ]);
+  const aside = await world.hold(write(head));
+  const agent = await world.device();
+  for (const [number, more] of [[1, {}], [2, { aside }]]) {
+    world.tellAll(world.round(number, more));
+    await world.until(agent, () => world.events.filter((event) => event.type === "evaluated").length === number);
+  }
+  const [plain, beside] = world.events.filter((event) => event.type === "evaluated");
+  assert.deepEqual([plain.otherHead, beside.otherHead], [false, true]);
+  assert.deepEqual([beside.right, beside.count, beside.loss], [plain.right, plain.count, plain.loss]);
 });
 
 test("a task whose offer is cleared is told, neither asked for nor sent to, and gone on with when it is offered", async () => {

@@ -119,7 +119,8 @@ class RoundStatus:
 
     `closed_at`: seconds since 1970. `metric` names what `accuracy` is; `metrics` has further ones by name.
     `held_out_accuracy` is on `held_out_samples` samples that the round's devices held out, of the head that
-    the round before served (`held_out_head`: "closed-form" or "trained"), on the base of this round.
+    the round before served (`held_out_head`: "closed-form" or "trained"), on the base of this round;
+    `held_out_other_accuracy` of the other head, on the same samples.
     """
 
     round: int
@@ -141,6 +142,7 @@ class RoundStatus:
     held_out_accuracy: float | None = None
     held_out_samples: int = 0
     held_out_head: str = ""
+    held_out_other_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class TaskStatus:
     contributions: of the open round, by kind.
     not_counted: the number of contributions that were late, refused or duplicates.
     metric: the name of the metric that accuracy is; metrics: further ones, by name.
-    held_out_accuracy, held_out_samples, held_out_head: as in `RoundStatus`, of the last closed round.
+    held_out_accuracy and others: as in `RoundStatus`, of the last closed round.
     broker: whether the aggregator is connected to its broker; without it, who is online is not known.
     """
 
@@ -186,6 +188,7 @@ class TaskStatus:
     held_out_accuracy: float | None = None
     held_out_samples: int = 0
     held_out_head: str = ""
+    held_out_other_accuracy: float | None = None
     broker: bool = True
 
 

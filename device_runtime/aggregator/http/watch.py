@@ -166,6 +166,7 @@ class TaskWatch:
             held_out_accuracy=measured(record.held_out_acc),
             held_out_samples=record.held_out_samples,
             held_out_head=record.held_out_head,
+            held_out_other_accuracy=measured(record.held_out_other_acc),
         )
 
     def _change(self, **changes: object) -> None:
@@ -195,6 +196,7 @@ def _status_of(closed: RoundClosed) -> RoundStatus:
         held_out_accuracy=measured(record.held_out_acc),
         held_out_samples=record.held_out_samples,
         held_out_head=record.held_out_head,
+        held_out_other_accuracy=measured(record.held_out_other_acc),
     )
 
 

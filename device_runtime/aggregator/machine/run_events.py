@@ -55,7 +55,8 @@ class RoundRecord:
     deadline_s: fixed or learnt; nan without a deadline.
     central_epsilon: what the run has spent of its privacy budget by the noise of mask helpers; nan without.
     held_out_acc: on `held_out_samples` samples that devices held out, of the head that the round before
-    served ("closed-form" or "trained"), on the base that this round distributed; nan without.
+    served (`held_out_head`: "closed-form" or "trained"), on the base that this round distributed;
+    held_out_other_acc: of the other head, on the same samples and base; nan without.
     """
 
     round: int
@@ -76,6 +77,7 @@ class RoundRecord:
     held_out_acc: float = nan
     held_out_samples: int = 0
     held_out_head: str = ""
+    held_out_other_acc: float = nan
 
     @property
     def held_out_of(self) -> str:
@@ -83,6 +85,11 @@ class RoundRecord:
         if self.held_out_head == "closed-form":
             return f"the closed-form head of round {self.round - 1} on the base of round {self.round}"
         return f"the model of round {self.round - 1}"
+
+    @property
+    def held_out_other_head(self) -> str:
+        """The head that `held_out_other_acc` is of."""
+        return "trained" if self.held_out_head == "closed-form" else "closed-form"
 
 
 @dataclass(frozen=True)

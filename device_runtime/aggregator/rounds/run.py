@@ -304,10 +304,16 @@ class RoundPhases:
             tensors.decode(self._store.models.get(blobs[name])) if name in blobs else {}
             for name in (closed_form.MEMORY, evaluation.FederatedEvaluation.name)
         )
-        accuracy, count, head = closed_form.held_out_accuracy(pool)
         own = evaluation.figures(self._run.manifest.target, tests, number)
         if own is None:
-            return replace(figures, held_out_acc=accuracy, held_out_samples=count, held_out_head=head)
+            counted = closed_form.HeldOutAccuracy.of(pool)
+            return replace(
+                figures,
+                held_out_acc=counted.served,
+                held_out_samples=counted.samples,
+                held_out_head=counted.head,
+                held_out_other_acc=counted.other,
+            )
         further = {"loss": own.eval_loss, **own.metrics}
         return replace(
             figures,

@@ -80,8 +80,8 @@ class ModelEvaluation:
     """Accuracy and loss of a round's served model, and accuracy of its next base; nan without data.
 
     metric: the name of the metric that eval_acc and base_eval_acc are. metrics: further ones, by name.
-    held_out_acc: on `held_out_samples` samples that devices held out, of `held_out_head` of the round before
-    (`closed_form.held_out_accuracy`); nan without.
+    held_out_acc: on `held_out_samples` samples that devices held out, of `held_out_head` of the round before;
+    held_out_other_acc: of the other head (`closed_form.HeldOutAccuracy`); nan without.
     """
 
     eval_acc: float
@@ -92,6 +92,7 @@ class ModelEvaluation:
     held_out_acc: float = nan
     held_out_samples: int = 0
     held_out_head: str = ""
+    held_out_other_acc: float = nan
 
 
 class CarriedBlobs(msgspec.Struct, frozen=True, array_like=True):

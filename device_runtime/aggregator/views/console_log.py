@@ -150,10 +150,15 @@ def judged(record: RoundRecord) -> str:
 
 
 def held_out_by(record: RoundRecord) -> str:
-    """Text to append where `judged` is on samples that devices held out: by whom, and of which model."""
+    """Text to append where `judged` is on samples that devices held out: by whom, and of which model.
+
+    With the accuracy of the head that is not served, where devices counted it.
+    """
     if not (isnan(record.eval_acc) and record.held_out_samples):
         return ""
-    return f" by devices ({record.held_out_of})"
+    other = record.held_out_other_acc
+    text = f"; {metric_text(record.metric, other)} with the {record.held_out_other_head} head"
+    return f" by devices ({record.held_out_of}{'' if isnan(other) else text})"
 
 
 def metric_names(closed: Sequence[RoundClosed]) -> tuple[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Keeps the served model after a round's work, and evaluates it on samples held out of training."""
+"""Keeps the base of a round after its work, and evaluates it on samples held out of training."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ log = logging.getLogger(__name__)
 
 
 def keep(keeper: PersonalModelStore, offer: Offer, bundle: Bundle, weights: Tensors) -> None:
-    """Keep the served model of a round. If the disk fails, log a warning: the round goes on."""
+    """Keep the base of a round. If the disk fails, log a warning: the round goes on."""
     try:
         keeper.keep(offer, bundle, weights)
     except (OSError, ModelError) as error:
         log.warning("%s cannot be kept: %s", begun_with(offer.round), error)
 
 
-def judge(keeper: PersonalModelStore, number: int, evaluate_model: Callable[[], PersonalEvaluation]) -> None:
+def judge(
+    keeper: PersonalModelStore, number: int, evaluate_model: Callable[[], PersonalEvaluation], head: str = ""
+) -> None:
     """Judge the model that round `number` began with, by `evaluate_model`; log and save the figures.
 
-    A failure is logged as a warning.
+    `head`: words for its head, where the aggregator may serve another. A failure is logged as a warning.
     """
     try:
         evaluation = evaluate_model()
@@ -53,7 +55,7 @@ def judge(keeper: PersonalModelStore, number: int, evaluate_model: Callable[[], 
     except (OSError, ModelError, DeviceError) as error:
         log.warning("%s was not judged: %s", begun_with(number), error)
         return
-    log.info("%s %s", begun_with(number), _sentence(evaluation))
+    log.info("%s%s %s", begun_with(number), head, _sentence(evaluation))
 
 
 def _finite(evaluation: Evaluation | None) -> Evaluation | None:

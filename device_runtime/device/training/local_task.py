@@ -43,7 +43,7 @@ from device_runtime.strategies.interface.device_half import LocalData, OutOfTime
 from device_runtime.strategies.interface.kind import AnyStrategy
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.class_means import ClassMeans
-from device_runtime.strategies.statistics import kind_statistics
+from device_runtime.strategies.statistics import held_out, kind_statistics
 from device_runtime.strategies.training.workload import workload
 
 from .calibration import Corrections, Measurements
@@ -340,6 +340,7 @@ class DeviceTask(OneTask):
                 self._keeper,
                 offer.round,
                 lambda: personal_evaluation(self._loaded(inputs), samples.training, samples.holdout, own),
+                " with its trained head" if held_out.has_head(inputs.aside) else "",
             )
         finally:
             self.engine_guard.hooked()
@@ -445,5 +446,5 @@ def _keep(settings: Settings) -> Selection:
     if settings.emulation and settings.emulation.time:
         return Selection()
     room = limit_bytes(settings.emulation, settings.memory_bytes) // 2
-    held_out = settings.personal.held_out if settings.personal.keep else 0.0  # no model to judge
-    return Selection(held_out, room_bytes=room)
+    share = settings.personal.held_out if settings.personal.keep else 0.0  # no model to judge
+    return Selection(share, room_bytes=room)

@@ -143,7 +143,9 @@ class Folding:
                 return self._merged()
         except (TensorError, OwnCodeError) as error:
             weights = self._model.weights
-            unchanged = Merged(weights, weights, steps=(), replayable=True, carried=self._carried)
+            memory = closed_form.without_held_out(self._carried.memory)
+            carried = replace(self._carried, memory=memory, aside=held_out.without_head(self._carried.aside))
+            unchanged = Merged(weights, weights, steps=(), replayable=True, carried=carried)
             return unchanged, f"{error}: the base stays as it was"
 
     def _merged(self) -> tuple[Merged, str]:
@@ -176,7 +178,8 @@ class Folding:
         """Serve the closed-form head if the round's kinds send class statistics; a note, as `merged`.
 
         If devices hold samples out, the head is also sent to them with the next base, and the base is
-        served with its trained head if that is better on those samples.
+        served with its trained head if that is better on those samples. Without a head none is sent, and
+        devices count nothing.
         """
         if self._statistics is None:
             return merged, ""
@@ -185,7 +188,7 @@ class Folding:
         memory = {**memory, closed_form.MEMORY: pool.kept()}
         if self._trained is not None:
             memory[shortages.MEMORY] = self._trained.after(self.remembered(shortages.MEMORY))
-        carried = replace(merged.carried, memory=memory)
+        carried = replace(merged.carried, memory=memory, aside=held_out.without_head(merged.carried.aside))
         merged = replace(merged, carried=carried, closed_form=served)
         if not served or not self._hold_out:
             return replace(merged, served=served or merged.served), why

@@ -34,7 +34,7 @@ which corrects the error that a mean of few samples adds to its quadratic term.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
@@ -75,7 +75,8 @@ class StatisticsPool:
     samples: nbar, the mean over `rounds` rounds.
     usual: the usual numbers of the last rounds, which bound those to come (`bounds`).
     held_out: of the last round alone, the samples that devices held out, on how many of them the head was
-    right that the round before served, and 1 if that was the closed-form head; float64 (3,).
+    right that the round before served, 1 if that was the closed-form head, and on how many the other head was
+    right; float64 (4,).
     """
 
     statistics: Statistics
@@ -86,7 +87,7 @@ class StatisticsPool:
     samples: float = 0.0
     rounds: int = 0
     usual: NDArray[np.float64] = field(default_factory=bounds.no_rounds)
-    held_out: NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
+    held_out: NDArray[np.float64] = field(default_factory=lambda: np.zeros(4))
 
     @classmethod
     def of(cls, memory: Tensors, labels: int, projection: Projection, targets: int = 0) -> StatisticsPool:
@@ -231,17 +232,35 @@ def _margins(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return own - rivals
 
 
-def held_out_accuracy(memory: Tensors) -> tuple[float, int, Literal["", "closed-form", "trained"]]:
-    """Accuracy on samples that the last round's devices held out, 0 to 1, their number, and of which head.
+@dataclass(frozen=True)
+class HeldOutAccuracy:
+    """Accuracies, 0 to 1, on `samples` samples that the last round's devices held out; nan without.
 
-    It is of the head that the round before served, on the base that the last round distributed: for a
-    trained head this is the served model; the model with a closed-form head has other features. `memory` is
-    what `StatisticsPool.kept` wrote; nan where no device held samples out, or the loss is not of classes.
+    served: of the head that the round before served, which `head` names, on the base that the last round
+    distributed. For a trained head this is the served model; the model with a closed-form head has other
+    features. other: of the other head, on the same base.
     """
-    samples, right, in_closed_form = memory.get("held_out", np.zeros(3)).tolist()
-    if not samples:
-        return nan, 0, ""
-    return right / samples, int(samples), "closed-form" if in_closed_form else "trained"
+
+    served: float = nan
+    samples: int = 0
+    head: Literal["", "closed-form", "trained"] = ""
+    other: float = nan
+
+    @classmethod
+    def of(cls, memory: Tensors) -> HeldOutAccuracy:
+        """What `StatisticsPool.kept` wrote; nan where nothing was held out, or the loss is not of classes."""
+        if "held_out" not in memory:
+            return cls()
+        samples, right, in_closed_form, *other = memory["held_out"].tolist()  # older runs kept no other
+        accuracy = other[0] / samples if other else nan
+        return cls(right / samples, int(samples), "closed-form" if in_closed_form else "trained", accuracy)
+
+
+def without_held_out(memory: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """What a round without a result takes over: counts of the round before are not its own."""
+    pool = memory.get(MEMORY, NO_TENSORS)
+    rest = {name: value for name, value in pool.items() if name != "held_out"}
+    return {**memory, MEMORY: rest} if pool else dict(memory)
 
 
 def rarest_classes(memory: Tensors) -> tuple[int, ...]:
@@ -324,9 +343,10 @@ class RoundStatistics:
             if weight
         ]
         after = pool.after(total, _mean(parts), of_means.scatter()) if parts else pool
-        counts = np.zeros(3)
+        counts = np.zeros(4)
         if not self._manifest.columns:  # of columns, devices count which of two models is the nearer one
             samples, closed, trained = total.right.tolist()
             by_trained = bool(held_out.trained_is_better(pool.statistics.right))
-            counts = np.array([samples, trained if by_trained else closed, not by_trained], np.float64)
+            served, other = (trained, closed) if by_trained else (closed, trained)
+            counts = np.array([samples, served, not by_trained, other], np.float64)
         return replace(after, usual=limits.rounds, held_out=counts), limits.note

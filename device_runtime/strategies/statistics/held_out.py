@@ -73,6 +73,16 @@ def head_tensors(served: Tensors, base: Tensors, manifest: Manifest) -> dict[str
     return {CLOSED_FORM + name: value for name, value in head.items()}
 
 
+def has_head(aside: Tensors) -> bool:
+    """Whether a closed-form head was sent with a base: the served head may be another than the base's."""
+    return any(name.startswith(CLOSED_FORM) for name in aside)
+
+
+def without_head(aside: Tensors) -> dict[str, NDArray[Any]]:
+    """The tensors sent with a base, without the closed-form head of an earlier round."""
+    return {name: value for name, value in aside.items() if not name.startswith(CLOSED_FORM)}
+
+
 def count_right(model: DeviceModel, samples: LocalData, aside: Tensors) -> NDArray[np.float64]:
     """The counts of held-out samples, float64 (COUNTS,); `model` holds the base.
 

@@ -66,10 +66,11 @@ def test_figures_are_summed_by_kind_and_what_was_not_measured_is_null(clock):
 
 def test_accuracy_on_what_devices_held_out_is_a_figure_of_its_own(clock):
     watch = TaskWatch("digits", clock)
-    figures = replace(closed(1).record, held_out_acc=0.75, held_out_samples=24)
+    figures = replace(closed(1).record, held_out_acc=0.75, held_out_samples=24, held_out_other_acc=0.5)
     watch(Started(TASK, "r", True, (replace(closed(1), record=figures), closed(2))))
     first, second = watch.rounds().rounds
     assert (first.accuracy, first.held_out_accuracy, first.held_out_samples) == (None, 0.75, 24)
+    assert (first.held_out_other_accuracy, second.held_out_other_accuracy) == (0.5, None)
     assert (second.held_out_accuracy, second.held_out_samples) == (None, 0)
     assert (watch.live().held_out_accuracy, watch.live().held_out_samples) == (None, 0)
 

@@ -92,6 +92,9 @@ def test_without_evaluation_data_the_line_has_what_devices_held_out_and_says_so(
     assert line.startswith("accuracy 91.2% of 240 held out by devices (the model of round 3), loss 1.250")
     other = replace(record, held_out_head="closed-form")
     assert other.held_out_of == "the closed-form head of round 3 on the base of round 4"
+    both = replace(closed(4), record=replace(other, held_out_other_acc=1.0))
+    words = "(the closed-form head of round 3 on the base of round 4; 100.0% with the trained head), loss"
+    assert words in summary(both)
     assert judged(record) == "91.2% of 240 held out"
     assert judged(replace(record, eval_acc=0.5)) == "50.0%"
     assert judged(closed(4, nan).record) == "-"

@@ -234,6 +234,7 @@ def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task
     records = [entry.record for entry in closed]
     held_out = [(each.held_out_acc, each.held_out_samples, each.held_out_head) for each in records[1:]]
     assert held_out == [(3 / 24, 24, "closed-form"), (4 / 24, 24, "trained")]  # as the rounds before served
+    assert [each.held_out_other_acc for each in records[1:]] == [9 / 24, 20 / 24]
     assert isnan(records[0].held_out_acc) and records[0].held_out_samples == 0
     assert records[1].eval_acc == records[1].base_eval_acc
     assert records[0].eval_acc != records[0].base_eval_acc

@@ -16,6 +16,7 @@ from device_runtime.models.bundles import tensors
 from device_runtime.models.data import SampleSource
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.kinds.fedavg import FedAvg
+from device_runtime.strategies.statistics import held_out
 
 
 @pytest.fixture
@@ -52,6 +53,23 @@ def test_after_each_round_the_served_model_is_kept_and_judged(device, caplog):
     assert 15 <= state.rounds[0].served.num_examples <= 45
     assert "the model from before round 1 is right in" in caplog.text
     assert "the model of round 1 is right in" in caplog.text  # which round 2 began with
+
+
+def test_beside_a_closed_form_head_the_figures_say_that_they_are_of_the_trained_one(device, caplog):
+    """They are: the head that came beside the base, which is another, changes none of them."""
+    caplog.set_level("INFO")
+    stage = device(PersonalModelSettings(keep=True, held_out=0.25))
+    head = stage.bundle.manifest.head
+    zeros = {held_out.CLOSED_FORM + n: 0 * stage.bundle.weights()[n] for n in (head.weight, head.bias)}
+    aside = tensors.encode(zeros)
+    stage.contents[blob_of(aside).sha] = aside
+    for number, beside in ((1, None), (2, blob_of(aside))):
+        stage.link.announce(stage.offer(number, aside=beside))
+        stage.go()
+    assert "the model from before round 1 is right in" in caplog.text
+    assert "the model of round 1 with its trained head is right in" in caplog.text
+    before, beside_it = (figures.served for figures in record(stage).rounds)
+    assert before == beside_it
 
 
 def test_an_own_head_is_trained_where_it_is_wished_for(device):

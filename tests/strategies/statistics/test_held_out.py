@@ -1,6 +1,7 @@
 """Samples that devices hold out, and what the counts on them decide."""
 
 from dataclasses import replace
+from math import isnan
 from types import SimpleNamespace
 
 import msgspec
@@ -13,14 +14,14 @@ from device_runtime.models.errors import TensorError
 from device_runtime.profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from device_runtime.strategies.codecs import chain
 from device_runtime.strategies.directions.directions import Projection
-from device_runtime.strategies.interface.device_half import Late, LocalData
+from device_runtime.strategies.interface.device_half import Late, LocalData, Update
 from device_runtime.strategies.interface.kind import ClassStatistics
 from device_runtime.strategies.kinds import registry
 from device_runtime.strategies.merging.folding import Folding
 from device_runtime.strategies.merging.merge import NOTHING_CARRIED
 from device_runtime.strategies.statistics import class_statistics, closed_form, held_out, kind_statistics
 from device_runtime.strategies.statistics.class_statistics import RIGHT, ROWS, Statistics
-from device_runtime.strategies.statistics.closed_form import StatisticsPool
+from device_runtime.strategies.statistics.closed_form import HeldOutAccuracy, StatisticsPool
 from device_runtime.strategies.training.workload import workload
 
 PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))
@@ -245,6 +246,65 @@ def test_the_next_base_brings_the_head_in_closed_form_and_devices_say_which_is_s
     assert (odd, third.served is third.closed_form) == ("", True)
     right = third.carried.memory[closed_form.MEMORY]["right"]
     assert 48 < right[0] < 96 and right[1] > right[2]
+
+
+def held_out_figures(merged):
+    """What a round shows: accuracies of the head that was served and of the other, samples, and the head."""
+    figures = HeldOutAccuracy.of(merged.carried.memory[closed_form.MEMORY])
+    return figures.served, figures.other, figures.samples, figures.head
+
+
+def test_a_lasting_difference_of_one_sample_in_eight_changes_the_head_in_the_eleventh_round(
+    model, digits, run, round_model
+):
+    """And until then both accuracies are shown.
+
+    By hand: 72 samples that train give a gamma of 1 - 72 / (20 * 64) = 0.94375. The rounds' weights sum to
+    s = (1 - 0.94375^k) / 0.05625, and s > sqrt(8 s) where s > 8: 7.81 in the tenth round, 8.37 in the next.
+    """
+    few = LocalData(digits.x[:80], digits.y[:80])
+    merged, _ = played(model, few, run, round_model, None, hold_out=0.1)
+    assert isnan(held_out_figures(merged)[0])
+    for number in range(1, 14):
+        merged, _ = played(model, few, run, round_model, (8, 7, 8), merged.carried, hold_out=0.1)
+        before, after = (7 / 8, 1.0, 8, "closed-form"), (1.0, 7 / 8, 8, "trained")
+        assert held_out_figures(merged) == (before if number < 12 else after)
+        assert (merged.served is merged.base) is (number >= 11)
+
+
+def test_a_round_without_a_result_shows_no_counts_of_the_round_before(model, digits, run, round_model):
+    first, _ = played(model, digits, run, round_model, None)
+    second, _ = played(model, digits, run, round_model, (48, 30, 20), first.carried)
+    assert held_out_figures(second)[2] == 48
+    folding = Folding({"full": kind("full", hold_out=0.2)}, round_model, second.carried)
+    broken = {name: np.full_like(value, np.nan) for name, value in model.weights.items()}
+    folding.add(Update("full", broken, 10, 0.5, ""), 1.0)
+    third, odd = folding.merged()
+    assert "the base stays as it was" in odd
+    assert isnan(held_out_figures(third)[0]) and held_out_figures(third)[2] == 0
+    assert third.carried.aside == {}  # the base is served: no head to compare it with
+    right = [merged.carried.memory[closed_form.MEMORY]["right"].tolist() for merged in (second, third)]
+    assert right[0] == right[1] != [0, 0, 0]
+
+
+def test_a_head_that_cannot_be_computed_is_not_compared_in_the_next_round(
+    model, digits, run, round_model, monkeypatch
+):
+    first, _ = played(model, digits, run, round_model, None)
+    assert first.carried.aside
+
+    def fails(*_):
+        raise np.linalg.LinAlgError("Singular matrix")
+
+    monkeypatch.setattr(StatisticsPool, "served", fails)
+    second, odd = played(model, digits, run, round_model, (48, 30, 20), first.carried)
+    assert odd == "the trained head is served: Singular matrix"
+    assert (second.served is second.base, second.carried.aside) == (True, {})
+
+
+def test_counts_of_an_older_run_have_no_other_head():
+    older = HeldOutAccuracy.of({"held_out": np.array([8.0, 7, 1])})
+    assert (older.served, older.samples, older.head, isnan(older.other)) == (7 / 8, 8, "closed-form", True)
 
 
 def test_counts_that_come_late_are_added_as_they_are(round_model):

@@ -23,7 +23,7 @@ export function tiles(live) {
   const figures = [
     ["round", `${live.round} of ${live.rounds}`],
     ["devices online", `${count(live.online)} of ${count(live.devices)}`],
-    heldOut(live) ? [`${live.metric} on ${count(live.held_out_samples)} samples held out by devices`, metric(live.metric)(live.held_out_accuracy)] : [live.metric, metric(live.metric)(live.accuracy)],
+    ...(heldOut(live) ? heldOutFigures(live) : [[live.metric, metric(live.metric)(live.accuracy)]]),
     ...Object.entries(live.metrics).map(([name, value]) => [name, plain(value)]),
     ...(heldOut(live) ? [] : [["loss", plain(live.loss)]]),
     ["up / down, all rounds", `${bytes(live.bytes_up)} / ${bytes(live.bytes_down)}`],
@@ -34,6 +34,19 @@ export function tiles(live) {
 
 /** Whether the model is judged on samples that devices held out, as there are no evaluation data. */
 const heldOut = (entry) => entry.accuracy === null && entry.held_out_accuracy !== null;
+
+/** Tiles of the served head, and of the other one where devices compared the two. */
+function heldOutFigures(live) {
+  const [samples, shown] = [`${count(live.held_out_samples)} samples held out`, metric(live.metric)];
+  const [served, other] = [live.held_out_accuracy, live.held_out_other_accuracy];
+  if (other === null) return [[`${live.metric} on ${samples} by devices`, shown(served)]];
+  const heads = ["closed-form head", "trained head"];
+  if (live.held_out_head === "trained") heads.reverse();
+  return [
+    [`${heads[0]} (served), on ${samples}`, shown(served)],
+    [`${heads[1]}, on the same`, shown(other)],
+  ];
+}
 
 /** The open round at the time `now`, by the aggregator's clock. `least`: the devices that round 1 waits for. */
 export function round(live, kinds, now, least) {
@@ -71,7 +84,7 @@ export function charts(rounds, kinds) {
   const measured = (series) => series.filter((curve) => curve.values.some((value) => value !== null));
   const byKind = (pick) => kinds.map((kind) => ({ name: kind, colour: colour(kind, kinds), values: rounds.map((entry) => (entry.kinds[kind] ? pick(entry.kinds[kind]) : null)) })).filter((entry) => entry.values.some((value) => value !== null));
   const judged = rounds.findLast((entry) => entry.accuracy !== null) ?? rounds[0];
-  const accuracy = measured([line(judged.metric, 0, (entry) => entry.accuracy), line("on samples held out by devices, of the round before", 1, (entry) => entry.held_out_accuracy)]);
+  const accuracy = measured([line(judged.metric, 0, (entry) => entry.accuracy), line("on samples held out by devices, of the round before", 1, (entry) => entry.held_out_accuracy), line("on the same samples, with the head that was not served", 2, (entry) => entry.held_out_other_accuracy)]);
   const further = Object.keys(judged.metrics).map((name) => lines(name, numbers, [line(name, 0, (entry) => entry.metrics[name] ?? null)], measureOf(name)));
   const losses = measured([line("served model", 0, (entry) => entry.loss), line("in training", 1, (entry) => entry.train_loss)]);
   const each = (name) => (figures) => figures[name] / figures.contributions;
