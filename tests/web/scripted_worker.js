@@ -8,6 +8,7 @@ const INPUTS = {
   colours: { input: { ...INPUT, shape: [3, 32, 32], scale: 1 / 255, mean: [0.5], std: [0.2] }, labels: ["cat", "dog"] },
   rows: { input: { ...INPUT, shape: [3], scale: 1 }, labels: ["low", "high"] },
   motion: { input: { ...INPUT, shape: [3, 20], scale: 1, mean: [0], std: [1], window: { step: 10, columns: ["x", "y", "z"] } }, labels: ["walking", "sitting"] },
+  "motion at 50": { input: { ...INPUT, shape: [3, 20], scale: 1, mean: [0], std: [1], window: { step: 10, columns: ["x", "y", "z"], rate: 50 } }, labels: ["walking", "sitting"] },
   climate: { input: { ...INPUT, shape: [2, 20], scale: 1, mean: [0], std: [1], window: { step: 10, columns: ["heat", "light"] } }, labels: ["day", "night"] },
   texts: { input: { ...INPUT, shape: [12], dtype: "int64", vocabulary: 300, text: { form: "byte-pairs/1", before: [2], after: [3], padding: 1 } }, labels: ["good", "bad"], tokenizer: self.tokenizer },
   sentences: { input: { ...INPUT, shape: [64], dtype: "int64", vocabulary: 1000 }, labels: ["good", "bad"] },

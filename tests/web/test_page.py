@@ -238,14 +238,18 @@ def test_texts_are_written_shown_as_the_model_reads_them_and_guessed_by_their_id
 MOVE = """async (count) => {
   for (let i = 0; i < count; i++) {
     const reading = { x: i, y: 9.81, z: -i / 2 };
-    dispatchEvent(new DeviceMotionEvent("devicemotion", { accelerationIncludingGravity: reading }));
+    const event = new DeviceMotionEvent("devicemotion", { accelerationIncludingGravity: reading });
+    Object.defineProperty(event, "timeStamp", { value: 50 * i });
+    dispatchEvent(event);
   }
 }"""
+"""Readings as of a sensor that gives 20 a second."""
 
 
 def test_motion_is_recorded_in_windows_of_the_task_s_length(visit):
     visitor = visit("motion")
     page = visitor.joined()
+    page.get_by_text("how many a second, the task does not say").wait_for()
     page.get_by_role("button", name="Record").click()
     page.evaluate(MOVE, 10)
     page.get_by_role("button", name="Stop").click()
@@ -254,12 +258,29 @@ def test_motion_is_recorded_in_windows_of_the_task_s_length(visit):
     page.get_by_role("button", name="Record").click()
     page.evaluate(MOVE, 45)
     page.get_by_role("button", name="Stop").click()
-    page.get_by_text("2 samples recorded.").wait_for()
+    page.get_by_text("2 samples recorded. This device gives 20 readings a second.").wait_for()
     page.locator(".label:enabled", has_text="walking").click()
     page.get_by_text("2 samples kept as “walking”").wait_for()
     assert stored(page) == "2"
     guess = next(message for message in visitor.messages() if message["do"] == "guess")
     assert list(guess["x"].values())[:3] == [0, 1, 2]
+    assert visitor.wrong == []
+
+
+def test_motion_is_recorded_at_the_rate_that_the_task_says(visit):
+    """31 readings are of 1.5 s, and 76 time steps at 50 a second: three windows of 20."""
+    visitor = visit("motion at 50")
+    page = visitor.joined()
+    page.get_by_text("with gravity; 50 a second").wait_for()
+    page.get_by_role("button", name="Record").click()
+    page.evaluate(MOVE, 31)
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("3 samples recorded.").wait_for()
+    page.get_by_text("gives only 20 readings a second, and the task is of 50").wait_for()
+    page.locator(".label:enabled", has_text="walking").click()
+    page.get_by_text("3 samples kept as “walking”").wait_for()
+    guess = next(message for message in visitor.messages() if message["do"] == "guess")
+    assert list(guess["x"].values())[:4] == pytest.approx([0, 0.4, 0.8, 1.2])
     assert visitor.wrong == []
 
 

@@ -1,6 +1,6 @@
 /** The allowed content of manifest.json (structs of models/bundles/manifest.py and models/bundles/inputs.py). */
 
-import { dictOf, listOf, nullable, number, oneOf, record, text, truth, whole } from "./records.js";
+import { dictOf, listOf, nullable, number, oneOf, record, refuse, text, truth, whole } from "./records.js";
 
 /** @typedef {import("./records.js").Reader} Reader */
 
@@ -57,7 +57,12 @@ const TEXT = record({
   template: [text, "{text}"],
   words: [names, []],
 });
-const WINDOW = record({ step: size, columns: [names, []] });
+/** Hertz. @type {Reader} */
+const rate = (value, where) => {
+  const hertz = number(value, where);
+  return hertz > 0 && hertz <= 1e6 ? hertz : refuse(where, "more than 0 and at most 1000000", value);
+};
+const WINDOW = record({ step: size, columns: [names, []], rate: [rate, undefined] });
 const INPUT = record({
   shape: listOf(size, 1),
   scale: [number, 1],

@@ -15,7 +15,8 @@ const GREY = [0.299, 0.587, 0.114].map(Math.fround); // ITU-R 601
 
 /**
  * @typedef {{shape: number[], scale: number, mean: number[], std: number[], dtype: string,
- *   vocabulary?: number | null, window?: {step: number, columns: string[]}, text?: any,
+ *   vocabulary?: number | null, window?: {step: number, columns: string[], rate?: number},
+ *   text?: any,
  *   texts?: import("./tokenizer.js").Texts}} InputSpec `texts`: makes ids of texts, once the tokenizer is here
  * @typedef {{pixels: ArrayLike<number>, height: number, width: number, channels: number}} Picture
  *   pixels (height, width, channels), black 0, white 255; 1 or 3 channels

@@ -6,7 +6,7 @@
  */
 
 /** @param {string} where @param {string} expected @param {any} value @returns {never} */
-function refuse(where, expected, value) {
+export function refuse(where, expected, value) {
   const plain = (/** @type {string} */ _, /** @type {any} */ inner) => (typeof inner === "bigint" ? String(inner) : inner);
   const words = typeof value === "bigint" ? String(value) : (JSON.stringify(value, plain) ?? String(value));
   throw new RangeError(`${where} is ${words.slice(0, 60)}, expected ${expected}`);

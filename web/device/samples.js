@@ -29,7 +29,8 @@ export class Samples {
     this._disk = disk;
     this._spec = spec;
     this._size = sizeOf(spec.shape);
-    this._folder = `${FOLDER}${spec.shape.join("x")}/`;
+    const rate = spec.window?.rate; // windows of another rate are other samples, also of the same shape
+    this._folder = `${FOLDER}${spec.shape.join("x")}${rate ? ` at ${rate}` : ""}/`;
     /** @type {Map<string, Group>} */
     this._groups = new Map();
     /** The training and the held-out data; null after a change. @type {LocalData[] | null} */

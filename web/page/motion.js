@@ -3,7 +3,7 @@
 import { MotionRecording, axesOf, unitOf } from "../device/motion.js";
 import { CaptureError } from "./capture.js";
 import { h } from "./dom.js";
-import { plural } from "./format.js";
+import { plural, seconds } from "./format.js";
 import { paintSample } from "./thumbnail.js";
 
 /** Milliseconds without a reading after which a device has no sensor, and after which a recording ends by itself. */
@@ -17,7 +17,9 @@ const [SILENT_MS, LONGEST_MS] = [2_000, 60_000];
  */
 export function motionPad(spec, changed, trouble) {
   const [, length] = spec.shape;
+  const { rate } = spec.window;
   const names = axesOf(spec).join(", ");
+  const span = rate ? `${seconds(length / rate)} of motion` : `${length} readings`;
   const canvas = h("canvas", { class: "paper motion", width: 1, height: 1, role: "img", "aria-label": "The last recording, a line for each axis" });
   const button = h("button", { type: "button", class: "main" }, "Record");
   const status = h("span", { role: "status", class: "quiet" });
@@ -25,9 +27,11 @@ export function motionPad(spec, changed, trouble) {
     heard: ({ count }) => (status.textContent = `Recording: ${plural(count, "sample")} so far`),
     ended: (recording, why) => {
       button.textContent = "Record";
-      if (why) trouble(why);
+      const measured = `${Math.round(recording.perSecond)} readings a second`;
+      if (why || recording.isSlow) trouble(why || `This device gives only ${measured}, and the task is of ${rate}: values between are estimated.`);
       const raw = recording.windows();
-      status.textContent = recording.count ? `${plural(recording.count, "sample")} recorded.` : why ? "" : `Too short: a sample is ${length} readings. Record a little longer.`;
+      const came = recording.perSecond ? ` This device gives ${measured}.` : "";
+      status.textContent = recording.count ? `${plural(recording.count, "sample")} recorded.${rate ? "" : came}` : why ? "" : `Too short: a sample is ${span}. Record a little longer.`;
       if (recording.count) paintSample(canvas, spec, raw.subarray(raw.length - raw.length / recording.count));
       changed(recording.count ? raw : null);
     },
@@ -49,7 +53,8 @@ export function motionPad(spec, changed, trouble) {
     }
   });
   const element = h("div", { class: "pad" }, canvas, h("div", { class: "row" }, button, status));
-  const how = `Press Record, move as the label says, and press Stop. Each ${length} readings of ${names} (${unitOf(spec)}, with gravity) are a sample.`;
+  const pace = rate ? `${rate} a second` : "how many a second, the task does not say";
+  const how = `Press Record, move as the label says, and press Stop. Each ${length} readings of ${names} (${unitOf(spec)}, with gravity; ${pace}) are a sample.`;
   return { element, how, clear, close: () => sensor.close() };
 }
 
@@ -64,7 +69,7 @@ class MotionSensor {
     this._listener = listener;
     /** @type {MotionRecording | null} */
     this._recording = null;
-    this._onReading = (/** @type {any} */ event) => this._take(event.accelerationIncludingGravity);
+    this._onReading = (/** @type {any} */ event) => this._take(event.accelerationIncludingGravity, event.timeStamp / 1e3);
     this._onHidden = () => document.hidden && this.close("The recording ended: the page was hidden.");
   }
 
@@ -99,11 +104,11 @@ class MotionSensor {
     this._listener.ended(recording, why);
   }
 
-  /** @param {{x: number | null, y: number | null, z: number | null} | null} reading */
-  _take(reading) {
+  /** @param {{x: number | null, y: number | null, z: number | null} | null} reading @param {number} atS */
+  _take(reading, atS) {
     if (reading?.x == null || reading.y == null || reading.z == null || !this._recording) return;
     clearTimeout(this._silent);
-    this._recording.add(/** @type {import("../device/motion.js").Reading} */ ({ x: reading.x, y: reading.y, z: reading.z }));
+    this._recording.add(/** @type {import("../device/motion.js").Reading} */ ({ x: reading.x, y: reading.y, z: reading.z }), atS);
     this._listener.heard(this._recording);
   }
 }

@@ -133,11 +133,32 @@ test("the label of a table's row is in the column with such a name, or in the la
 test("readings of motion become the same windows as rows of a recording in Python", () => {
   for (const example of cases.motion) {
     const recording = new MotionRecording(example.input);
-    for (const [x, y, z] of example.readings) recording.add({ x, y, z });
+    for (const [i, [x, y, z]] of example.readings.entries()) recording.add({ x, y, z }, i / 60);
     assert.equal(recording.count, 2);
     assert.equal(bytesOf(recording.windows()), example.raw);
     assert.equal(bytesOf(prepare(example.input, recording.windows())), example.x);
   }
+});
+
+test("readings are resampled to the rate that a task says, and each is a time step where it says none", () => {
+  const input = (more) => ({ shape: [1, 4], scale: 1, mean: [0], std: [1], window: { step: 4, columns: ["x"], ...more } });
+  const recorded = (spec, times) => {
+    const recording = new MotionRecording(spec);
+    for (const atS of times) recording.add({ x: 10 * atS, y: 0, z: 0 }, atS);
+    return recording;
+  };
+  const uneven = [3, 3.1, 3.1, 3.25, 3.3, 3.55, 3.7]; // of 0.7 s: 8 steps at 10 a second, whatever came when
+  const at10 = recorded(input({ rate: 10 }), uneven);
+  assert.deepEqual([at10.count, at10.isSlow], [2, true]);
+  assert.deepEqual([...at10.windows()].map((value) => Number(value.toFixed(4))), [30, 31, 32, 33, 34, 35, 36, 37]);
+  assert.ok(Math.abs(at10.perSecond - 5 / 0.7) < 1e-9);
+  const fast = recorded(input({ rate: 2 }), Array.from({ length: 97 }, (_, i) => i / 60)); // 1.6 s: 4 steps
+  assert.deepEqual([fast.count, fast.isSlow, [...fast.windows()].map((value) => Number(value.toFixed(4)))], [1, false, [0, 5, 10, 15]]);
+  const unknown = recorded(input({}), uneven);
+  assert.deepEqual([unknown.count, unknown.isSlow], [1, false]);
+  assert.deepEqual([...unknown.windows()], [...Float32Array.of(30, 31, 31, 32.5)]);
+  const none = recorded(input({ rate: 10 }), []);
+  assert.deepEqual([none.count, none.perSecond, none.windows().length], [0, 0, 0]);
 });
 
 const windows = (channels, columns = [], more = {}) => ({ shape: [channels, 40], scale: 1, mean: [0], std: [1], window: { step: 20, columns }, ...more });

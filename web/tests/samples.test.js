@@ -20,6 +20,15 @@ test("samples stay on the disk, with their labels, in the order in which they ca
   assert.deepEqual(again.counts().map(({ training, held }) => training + held), [1, 2]);
 });
 
+test("windows of another rate, or of one that was not known, are not taken for those of a task", async () => {
+  const disk = new MemoryDisk();
+  const at = (more) => new Samples(disk, { ...SPEC, shape: [1, 4], window: { step: 4, columns: [], ...more } }, ["no"]).open();
+  await (await at({ rate: 50 })).add("no", Float32Array.of(1, 2, 3, 4), 1);
+  const counts = [];
+  for (const more of [{ rate: 50 }, { rate: 100 }, {}]) counts.push((await at(more)).count());
+  assert.deepEqual(counts, [1, 0, 0]);
+});
+
 test("about a fifth of the samples is held out of training, always the same ones", async () => {
   const disk = new MemoryDisk();
   const samples = await opened(disk);

@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from device_runtime.models import networks
 from device_runtime.models.bundles.bundle import Bundle, content_of, write_part
-from device_runtime.models.bundles.inputs import LARGEST, InputSpec, WindowInput
+from device_runtime.models.bundles.inputs import HIGHEST_RATE, LARGEST, InputSpec, WindowInput
 from device_runtime.models.bundles.manifest import TRAINING, Source
 from device_runtime.models.bundles.names import LEVELS, PRECISIONS, TUNABLE_SETS
 from device_runtime.models.bundles.targets import LOSSES, METRICS, NORMAL, TargetSpec, targets_of
@@ -152,6 +152,12 @@ def _add_windows(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="Forecast: a window's targets are N time steps behind its end (default: at its last step).",
+    )
+    add(
+        "--rate",
+        type=float,
+        metavar="HZ",
+        help="Say that recordings have so many time steps a second; phones then record at this rate.",
     )
 
 
@@ -393,16 +399,21 @@ def _window(args: argparse.Namespace) -> WindowInput | msgspec.UnsetType:
             raise ExportError("--columns are those of recordings: give --window-step, too")
         if args.horizon is not None:
             raise ExportError("--horizon is of recordings: give --window-step, too")
+        if args.rate is not None:
+            raise ExportError("--rate is of recordings: give --window-step, too")
         return msgspec.UNSET
     if args.window_step < 1:
         raise ExportError(f"--window-step is {args.window_step}, expected 1 or more")
+    if args.rate is not None and not 0 < args.rate <= HIGHEST_RATE:
+        raise ExportError(f"--rate is {args.rate:g}, expected more than 0 and at most {HIGHEST_RATE:g} hertz")
+    rate = msgspec.UNSET if args.rate is None else args.rate
     if args.horizon is None:
-        return WindowInput(args.window_step, columns)
+        return WindowInput(args.window_step, columns, rate=rate)
     if args.horizon < 1:
         raise ExportError(f"--horizon is {args.horizon}, expected 1 or more time steps ahead")
     if args.loss == "cross-entropy" or args.targets == "input":
         raise ExportError("--horizon is for targets that are numbers: give --loss mse, for example")
-    return WindowInput(args.window_step, columns, args.horizon)
+    return WindowInput(args.window_step, columns, args.horizon, rate)
 
 
 def loss_and_labels(args: argparse.Namespace) -> tuple[TargetSpec, Any, tuple[str, ...]]:

@@ -20,6 +20,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 LARGEST = 1 << 31
 Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 Shape = tuple[Size, ...]
+HIGHEST_RATE = 1e6
+Rate = Annotated[float, msgspec.Meta(gt=0, le=HIGHEST_RATE)]  # hertz
 
 
 class ManifestRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,11 +65,13 @@ class WindowInput(ManifestRecord, frozen=True):
     columns: names of the table's columns that are the channels, in this order; empty: all columns but those
     of the labels or targets.
     horizon: where targets are numbers, a window's are those of the row so many time steps behind its last.
+    rate: time steps a second in the recordings that the model was trained with; unset: not known.
     """
 
     step: Size
     columns: tuple[str, ...] = ()
     horizon: Size | msgspec.UnsetType = msgspec.UNSET
+    rate: Rate | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def ahead(self) -> int:
@@ -78,7 +82,8 @@ class WindowInput(ManifestRecord, frozen=True):
         """A description for people, for windows of `length` time steps."""
         of = f" of the columns {', '.join(self.columns)}" if self.columns else ""
         ahead = f", targets {self.ahead} steps ahead" if self.ahead else ""
-        return f"windows of {length} time steps{of}, one every {self.step}{ahead}"
+        rate = f", {self.rate:g} time steps a second" if isinstance(self.rate, (int, float)) else ""
+        return f"windows of {length} time steps{of}, one every {self.step}{ahead}{rate}"
 
 
 class InputSpec(ManifestRecord, frozen=True):

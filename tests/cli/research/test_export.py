@@ -227,6 +227,9 @@ def test_channels_of_recordings_are_standardised_over_all_windows(tmp_path):
     words = ("--input", "2,2", "--labels", "sit,run", "--out", "o", "--window-step", "1", "--columns", "x,y")
     spec = export.spec(parsed("cnn1d", *words, "--standardise", str(tmp_path)))
     assert spec.input.window == WindowInput(1, ("x", "y"))
+    at_50 = export.spec(parsed("cnn1d", *words, "--rate", "50")).input.window
+    assert at_50 == WindowInput(1, ("x", "y"), rate=50.0)
+    assert at_50.description(2).endswith("one every 1, 50 time steps a second")
     assert spec.input.mean == (3.0, 7.0)
     assert spec.input.std == pytest.approx((2**0.5, 1.0))
 
@@ -249,6 +252,8 @@ def test_windows_may_have_numbers_as_targets_also_ahead(tmp_path):
     [
         (("--horizon", "2"), "--horizon is of recordings: give --window-step, too"),
         (("--window-step", "4", "--horizon", "0"), "--horizon is 0, expected 1 or more time steps ahead"),
+        (("--rate", "50"), "--rate is of recordings: give --window-step, too"),
+        (("--window-step", "4", "--rate", "0"), "--rate is 0, expected more than 0 and at most 1e"),
         (("--columns", "x"), "--columns are those of recordings: give --window-step, too"),
         (("--window-step", "0"), "--window-step is 0, expected 1 or more"),
         (("--window-step", "4"), r"input is float32 \(1, 8, 8\), expected windows \(channels, length\)"),

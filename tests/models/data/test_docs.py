@@ -102,7 +102,7 @@ def test_the_recordings_of_the_page_become_what_it_shows(tmp_path, bundle, monke
         lines += [f"{row},{label}" for row in Path(f"{file}.csv").read_text().splitlines()[1:end]]
     lines[499] = "9.96,,,,running"
     (phone / "monday.csv").write_text("\n".join(lines))
-    spec = InputSpec((3, 100), window=WindowInput(50, ("x", "y", "z")))
+    spec = InputSpec((3, 100), window=WindowInput(50, ("x", "y", "z"), rate=50))
     labels = ("sitting", "stairs", "walking", "running")
     manifest = msgspec.structs.replace(bundle.manifest, name="activities", input=spec, labels=labels)
     opened = SimpleNamespace(manifest=manifest, texts=None)
