@@ -204,7 +204,7 @@ def serve(
     )
     link.connect()
     service.run(stop)
-    link.close(service.farewell())
+    link.close(service.withdrawal())
     service.close()
 
 
