@@ -22,7 +22,7 @@ help:
 	@echo "make web    the libraries of the page by which browsers join, from npm (Node.js 20 or newer)"
 	@echo "make slow   the slow tests: many repeats, real data of ../shared/data where it is there"
 	@echo "make docs   the site of docs/, into site/: python3 -m http.server --directory site shows it"
-	@echo "make pictures  every state of the dashboard at four sizes, light and dark, as pictures in pictures/"
+	@echo "make pictures  every state of the dashboard and of the page for phones, light and dark, into pictures/"
 	@echo "make release  wheel, sdist, npm package, build files, bill of materials, checksums, into dist/release"
 	@echo "make clean  remove the environment and what was run"
 
@@ -98,9 +98,10 @@ docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Needs Chromium, which `.venv/bin/python -m playwright install chromium` fetches.
-pictures: $(VENV)/.dev
-	@echo "== pictures of the dashboard into pictures/"
-	@SCREENSHOTS=$(CURDIR)/pictures $(BIN)/python -m pytest -q -rs -m "slow or not slow" tests/aggregator/http/test_dashboard_look.py
+pictures: $(VENV)/.dev web
+	@echo "== pictures of the dashboard and of the page for phones into pictures/"
+	@SCREENSHOTS=$(CURDIR)/pictures $(BIN)/python -m pytest -q -rs -m "slow or not slow" \
+	  tests/aggregator/http/test_dashboard_look.py tests/web/test_page_look.py
 
 $(VENV)/.release: $(VENV)/.demo
 	@echo "== installing what makes a release"

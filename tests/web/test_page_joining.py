@@ -81,7 +81,7 @@ def test_a_link_whose_answer_was_lost_with_its_tab_is_this_browser_s_still(visit
     visitor.pages.config = {**visitor.pages.config, "enrolment": "link"}
     page = visitor.open("#link=s3cret")
     page.click("#join button")
-    page.get_by_text("The server says no (410)").wait_for()  # which the claim has reached
+    page.get_by_text("ask the organisers for another link").wait_for()  # which the claim has reached
     visitor.pages.tokens["s3cret"] = token
     page = visitor.reopened("#link=s3cret")
     page.click("#join button")
@@ -133,7 +133,7 @@ def test_a_link_that_another_browser_has_used_is_refused_with_the_reason(visit):
     visitor.pages.claims["s3cret"] = "another"
     page = visitor.open("#link=s3cret")
     page.click("#join button")
-    page.get_by_text("The server says no (410): this link was used already.").wait_for()
+    page.get_by_text("This link was used already: ask the organisers for another link.").wait_for()
     assert page.locator("#join").is_visible()
 
 

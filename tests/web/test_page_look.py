@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from device_runtime.broker.security.enrolment import Enrolment
+
+from .page_states import STATES
 from .seen import CONTRAST, ONE, SEVEN, keep
 
 
@@ -132,3 +135,59 @@ def test_the_task_has_its_words_before_join_and_after_it(visit):
     assert page.locator("#task-about").is_visible()  # as this person left it
     page.click("#more")
     assert page.locator("#task-about").is_hidden()
+
+
+STARTED = """() => new Promise((resolve) => {
+  const look = () => (self.asked?.length ? resolve() : setTimeout(look, 20));
+  look();
+})"""
+FAULTS = """() => {
+  const name = (e) => `${e.tagName} ${e.id} ${e.className} ${e.textContent.trim().slice(0, 40)}`;
+  const seen = (e) => e.checkVisibility() && !e.closest(".sr, .skip");
+  const touched = [...document.querySelectorAll("button, input, select, summary, textarea")].filter(seen);
+  const least = ({ width, height }) => Math.min(width, height);
+  const small = touched.filter((e) => least(e.getBoundingClientRect()) < 44);
+  const clipped = [...document.querySelectorAll("#state, #helped, button")]
+    .filter(seen)
+    .filter((e) => e.scrollHeight > e.clientHeight + 2 || e.scrollWidth > e.clientWidth + 1);
+  const wide = document.documentElement.scrollWidth > innerWidth ? ["wider than the window"] : [];
+  return [...small.map((e) => `below 44: ${name(e)}`), ...clipped.map((e) => `clipped: ${name(e)}`), ...wide];
+}"""
+SIZES = ((360, 640), (390, 844), (820, 1180))
+SCHEMES = ("light", "dark")
+TOKEN = Enrolment("wss://localhost:9/mqtt", "browser-3f", "secret", b"", bytes(32), 1).token
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATES)
+def test_every_state_is_said_fits_and_can_be_read_and_touched(visit, name, tmp_path):
+    state = STATES[name]
+    pictures = Path(os.environ.get("SCREENSHOTS") or tmp_path)
+    pictures.mkdir(exist_ok=True)
+    visitor = visit(state.case, viewport={"width": 390, "height": 844})
+    visitor.pages.config = {**visitor.pages.config, **state.config}
+    visitor.pages.tokens["good"] = TOKEN
+    opened = json.dumps("open" if state.details else "")
+    details = f"try {{ localStorage.setItem('device-runtime details', {opened}); }} catch {{}}\n"
+    visitor.context.add_init_script(details + state.script)
+    visitor.open(state.opens)
+    if state.joins:
+        with visitor.page.expect_worker() as started:
+            visitor.page.click("#join button")
+        started.value.evaluate(STARTED)
+        started.value.evaluate("(said) => said.forEach((message) => postMessage(message))", state.says)
+    state.do(visitor)
+    page = visitor.page
+    shown = "words => document.body.innerText.includes(words)"
+    page.wait_for_function(shown, arg=state.words)
+    page.evaluate("scrollTo(0, 0)")
+    faults = []
+    for width, height in SIZES:
+        page.set_viewport_size({"width": width, "height": height})
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(100)  # the pad is painted again
+            page.screenshot(path=pictures / f"page-{name}-{width}-{scheme}.png", full_page=True)
+            low = [ratio for ratio in page.evaluate(CONTRAST) if ratio[0] < 4.5]
+            faults += [f"{width} {scheme}: {fault}" for fault in [*low, *page.evaluate(FAULTS)]]
+    assert faults == []

@@ -61,7 +61,7 @@ def test_a_runtime_that_does_not_come_is_loaded_again_and_the_page_says_so(visit
     page = visitor.open()
     page.click("#join button")
     page.click("#pause")
-    trouble = "A part of this page's program could not be loaded. Trying again in"
+    trouble = "A part of the page did not arrive. Trying again in"
     page.get_by_text("Paused: you paused it.").wait_for()
     page.get_by_text("its WASM build: ").wait_for()
     page.click("#pause")
@@ -81,7 +81,7 @@ def test_a_device_whose_own_program_does_not_come_is_begun_again_and_is_still_pa
     visitor.pages.failing.add("/join/worker.js")
     page = visitor.open()
     page.click("#join button")
-    page.get_by_text("could not be loaded. Trying again in 2.0 s").wait_for()
+    page.get_by_text("did not arrive. Trying again in 2.0 s").wait_for()
     page.click("#pause")
     visitor.pages.failing.clear()
     page.clock.fast_forward(2_000)

@@ -5,9 +5,10 @@ import { bytes } from "./format.js";
 import { checkVersion, configuration, fetchAhead, join, suggestedName } from "./joining.js";
 import { savesData } from "./work_rules.js";
 
-/** Asks for confirmation before something is deleted. @param {string} text @returns {Promise<boolean>} */
-export function sure(text) {
+/** Asks for confirmation; `yes` and `no` are the buttons' texts. @param {string} text @returns {Promise<boolean>} */
+export function sure(text, yes = "Delete", no = "Keep") {
   const dialog = byId("sure");
+  for (const [value, name] of Object.entries({ yes, no })) say(dialog.querySelector(`[value=${value}]`), name);
   byId("sure-text").textContent = text;
   dialog.returnValue = "no";
   dialog.showModal();
@@ -32,7 +33,7 @@ export async function joinedBy(link, trouble) {
   byId("name").value = suggestedName(navigator.userAgent);
   say(byId("about"), config.tasks.map(({ name, title }) => (title && title !== name ? title : `Train a model together: ${name}`)).join(", "));
   say(byId("loads"), loads(config));
-  say(byId("purpose"), config.tasks.map(({ about }) => about).filter(Boolean).join(" "));
+  say(byId("purpose"), purpose(config));
   return new Promise((resolve) => {
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
@@ -47,6 +48,13 @@ export async function joinedBy(link, trouble) {
       form.querySelector("button").disabled = false;
     });
   });
+}
+
+/** What the tasks are for, and what people do in them, in lines. @param {import("./joining.js").Config} config */
+function purpose({ tasks }) {
+  const over = tasks.length > 0 && tasks.every((task) => task.over) ? "This task is over: nothing is left to do in it." : "";
+  const lines = tasks.flatMap(({ name, title, about, ask }) => (tasks.length > 1 ? [about && `${title || name}: ${about}`] : [about, ask]));
+  return [over, ...lines].filter(Boolean).join("\n");
 }
 
 /** How much comes at the first visit. @param {import("./joining.js").Config} config */

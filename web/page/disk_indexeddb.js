@@ -55,7 +55,7 @@ export class IndexedDbDisk {
     try {
       return this._database.transaction(STORE, mode, { durability: "strict" }).objectStore(STORE);
     } catch (error) {
-      throw new DiskError(`the browser's storage is closed: ${error.message}`);
+      throw new DiskError(`the browser's storage is closed (${error.name}): reload the page`);
     }
   }
 

@@ -18,7 +18,7 @@ const REFRESH_MS = 5_000;
 /**
  * @typedef {import("../rpc.js").Settings} Settings
  * @typedef {{name: string, title?: string, about?: string, ask?: string, model_bytes?: number, labels: string[],
- *   input: import("../device/preparing.js").InputSpec}} Task what the page knows of a task before the model is here
+ *   over?: boolean, input: import("../device/preparing.js").InputSpec}} Task what the page knows of a task before the model is here
  * @typedef {{enrolment: "link" | "open", protocol?: number, page_bytes?: number, broker: {url: string, user: string, password: string},
  *   gateway: string, key: string, tasks: Task[]}} Config `gateway`: the broker's address relative to config.json;
  *   `page_bytes`: of the page's files as they are sent; `model_bytes`: what is fetched before a first round
@@ -128,9 +128,12 @@ async function answered(url, options) {
     throw new Error(navigator.onLine === false ? offline : "The server does not answer: is this device in the same network?");
   });
   const reply = await answer.json().catch(() => ({}));
+  if (answer.status === 410) throw new Error(`${capital(reply.detail ?? "this link is not valid any more")}: ask the organisers for another link.`);
   if (!answer.ok) throw new Error(`The server says no (${answer.status}): ${reply.detail ?? "no reason given"}.`);
   return reply;
 }
+
+const capital = (/** @type {string} */ words) => words.charAt(0).toUpperCase() + words.slice(1);
 
 /** A name that tells nothing about the owner. @param {string} agent navigator.userAgent */
 export function suggestedName(agent) {

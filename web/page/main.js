@@ -119,7 +119,7 @@ class Page {
     if (message.type === "log" && message.level !== "info") say(byId("notice"), `${plainly(message.text)}.`);
     if (message.type === "unloaded") say(byId("notice"), message.text && `${message.text}.`);
     if (message.type === "stopped") trouble(`The device has stopped: ${message.text}. Reload the page to start it again.`);
-    if (["link", "plan", "receipt"].includes(message.type)) say(byId("notice"), "");
+    if (["plan", "receipt"].includes(message.type) || (message.type === "link" && message.connected)) say(byId("notice"), "");
     if (message.type === "task") this._about = message;
     if (message.type === "offer") this._showTask({ ...this._task, ...message, name: message.task });
     if (["task", "traffic", "receipt"].includes(message.type)) this._showDevice();
@@ -205,7 +205,7 @@ class Page {
 
   async _leave() {
     const byLink = "Leave the task? A link is good for one browser once: to come back, this one needs another link.";
-    if (this._settings.token && !(await sure(byLink))) return;
+    if (this._settings.token && !(await sure(byLink, "Leave", "Stay"))) return;
     this._left = true;
     this._teaching?.close();
     await this._device.leave();

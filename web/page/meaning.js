@@ -109,7 +109,7 @@ export function became({ status, reason }) {
   const meanings = {
     accepted: "received, and counted",
     duplicate: "received before, counted once",
-    late: "came too late for its round",
+    late: "came too late",
     refused: `refused: ${reason}`,
   };
   return meanings[status] ?? status;

@@ -111,16 +111,19 @@ export const forgetHelped = () => localStorage.removeItem(HELPED);
 function line(message, now) {
   const lines = {
     link: () => (now.over ? null : message.connected ? "Connected. Asking for the task …" : "Waiting for the network. What you add is kept until then."),
-    unloaded: () => `A part of this page's program could not be loaded. Trying again in ${seconds(message.wait)} …`,
-    fetching: () => (now.training || now.over ? null : `Fetching the model: ${bytes(message.have)} of ${bytes(message.size)}`),
+    unloaded: () => `A part of the page did not arrive. Trying again in ${seconds(message.wait)} …`,
+    fetching: () => (now.training || now.over ? null : fetched(message)),
     task: () => (now.over ? null : message.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
     offer: () => (now.training && !message.done ? null : offered(message)),
     plan: () => (message.label ? `Round ${message.round}: working …` : `Round ${message.round}: ${sitsOut(message)}`),
     made: () => `Round ${message.round}: done here, and sent. Waiting for the receipt …`,
-    receipt: () => `Round ${message.round}: ${became(message)}. ${ROUND}`,
+    receipt: () => `Round ${message.round}: ${became(message)}.${message.status === "refused" ? "" : ` ${ROUND}`}`,
   };
   return lines[message.type]?.() ?? null;
 }
+
+/** The last bytes are here long before the model is: it is checked, and its speed is measured. */
+const fetched = ({ have, size }) => (have < size ? `Fetching the model: ${bytes(have)} of ${bytes(size)}` : "Getting the model ready …");
 
 const lacksSamples = ({ reasons }) => reasons.some((reason) => reason.includes("no local data"));
 
