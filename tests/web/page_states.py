@@ -75,6 +75,7 @@ def fill(field: str, text: str, label: str = "") -> Callable[[Any], None]:
         visitor.page.fill(field, text)
         if label:
             visitor.page.locator(".label:enabled", has_text=label).click()
+            visitor.page.wait_for_selector(".label:disabled")
 
     return do
 
