@@ -9,7 +9,7 @@ from .seen import HIDE, ONE, SEVEN, keep
 from .test_page import MOVE
 from .test_page_work_rules import BATTERY, SAVING
 
-Said = dict[str, Any]
+Message = dict[str, Any]
 TASK = {**OPEN["tasks"][0], "model_bytes": 312_328}
 FRESH = {"page_bytes": 13_400_000, "tasks": [TASK]}
 SECOND = {"name": "words", "title": "Hear short words", "about": "A model learns to hear yes, no and stop."}
@@ -40,7 +40,7 @@ OLD = "delete globalThis.DecompressionStream; delete Object.hasOwn;"
 TALL = ["needs 91.0 s and has 54.0 s (mostly on the link)", "needs 1100 MB of 512 MB"]
 
 
-def plan(label: str = "", *whys: str, **more: Any) -> Said:
+def plan(label: str = "", *whys: str, **more: Any) -> Message:
     """What the device decided on in a round, and why."""
     cost = {"seconds": 4.2, "peakMemoryBytes": 96e6, "bytesUp": 198_000, "bytesDown": 0, "energyJ": 12.5}
     rows = [{"kind": "full", "cost": cost, "taken": False, "why": "; ".join(whys)}]
@@ -50,7 +50,7 @@ def plan(label: str = "", *whys: str, **more: Any) -> Said:
     return {**named, "rows": rows + chosen if label else rows, "straggler": True, "verdict": "", **more}
 
 
-def receipt(status: str, reason: str = "") -> Said:
+def receipt(status: str, reason: str = "") -> Message:
     return {"type": "receipt", "round": 1, "kind": "entropy-subset", "status": status, "reason": reason}
 
 
@@ -143,22 +143,22 @@ class State:
 
     words: str
     case: str = "digits"
-    says: tuple[Said, ...] = ()
+    says: tuple[Message, ...] = ()
     do: Callable[[Any], Any] = lambda visitor: None
-    config: Said = field(default_factory=lambda: FRESH)
+    config: Message = field(default_factory=lambda: FRESH)
     script: str = ""
     opens: str = ""
     joins: bool = True
     details: bool = False
 
 
-EMPTY: Said = {"type": "task", "manifest": {**WRITTEN, "name": "digits"}, "examples": 0}
+EMPTY: Message = {"type": "task", "manifest": {**WRITTEN, "name": "digits"}, "examples": 0}
 EMPTY |= {"why": "WASM on 2 of 4 threads", "cores": 4, "memoryBytes": 512e6}
-OFFER: Said = {"type": "offer", "task": "digits", "run": "r", "round": 5, "done": False, **TASK}
-OVER: Said = {**OFFER, "round": 200, "done": True}
+OFFER: Message = {"type": "offer", "task": "digits", "run": "r", "round": 5, "done": False, **TASK}
+OVER: Message = {**OFFER, "round": 200, "done": True}
 ANSWER = "ws://192.168.1.20:8766/mqtt does not answer; trying again"
-LOST: Said = {"type": "link", "connected": False, "reason": "the broker does not answer"}
-WARNING: Said = {"type": "log", "level": "warning", "text": ANSWER}
+LOST: Message = {"type": "link", "connected": False, "reason": "the broker does not answer"}
+WARNING: Message = {"type": "log", "level": "warning", "text": ANSWER}
 STATES = {
     "join": State("Draw", joins=False),
     "join-several": State("Hear short words", joins=False, config={**FRESH, "tasks": [TASK, SECOND]}),

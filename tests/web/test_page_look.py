@@ -143,12 +143,13 @@ STARTED = """() => new Promise((resolve) => {
 })"""
 FAULTS = """() => {
   const name = (e) => `${e.tagName} ${e.id} ${e.className} ${e.textContent.trim().slice(0, 40)}`;
-  const seen = (e) => e.checkVisibility() && !e.closest(".sr, .skip");
-  const touched = [...document.querySelectorAll("button, input, select, summary, textarea")].filter(seen);
+  const isVisible = (e) => e.checkVisibility() && !e.closest(".sr, .skip");
+  const controls = "button, input, select, summary, textarea";
+  const touched = [...document.querySelectorAll(controls)].filter(isVisible);
   const least = ({ width, height }) => Math.min(width, height);
   const small = touched.filter((e) => least(e.getBoundingClientRect()) < 44);
   const clipped = [...document.querySelectorAll("#state, #helped, button")]
-    .filter(seen)
+    .filter(isVisible)
     .filter((e) => e.scrollHeight > e.clientHeight + 2 || e.scrollWidth > e.clientWidth + 1);
   const wide = document.documentElement.scrollWidth > innerWidth ? ["wider than the window"] : [];
   return [...small.map((e) => `below 44: ${name(e)}`), ...clipped.map((e) => `clipped: ${name(e)}`), ...wide];
@@ -175,11 +176,13 @@ def test_every_state_is_said_fits_and_can_be_read_and_touched(visit, name, tmp_p
         with visitor.page.expect_worker() as started:
             visitor.page.click("#join button")
         started.value.evaluate(STARTED)
-        started.value.evaluate("(said) => said.forEach((message) => postMessage(message))", state.says)
+        started.value.evaluate(
+            "(messages) => messages.forEach((message) => postMessage(message))", state.says
+        )
     state.do(visitor)
     page = visitor.page
-    shown = "words => document.body.innerText.includes(words)"
-    page.wait_for_function(shown, arg=state.words)
+    has_words = "words => document.body.innerText.includes(words)"
+    page.wait_for_function(has_words, arg=state.words)
     page.evaluate("scrollTo(0, 0)")
     faults = []
     for width, height in SIZES:
