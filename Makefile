@@ -53,7 +53,11 @@ web/vendor/.whole: web/package-lock.json web/vendor.js
 	  echo "   npm could not fetch them: tests of the browser's side will be skipped"; \
 	fi
 
-web: web/vendor/.whole
+# The modules of the page as one file each for the page and its worker.
+web/vendor/bundled/inputs.json: web/vendor/.whole web/bundle.js $(shell find web/page web/device web/*.js -name '*.js')
+	@if [ -e web/vendor/.whole ]; then cd web && npm run --silent bundle; fi
+
+web: web/vendor/bundled/inputs.json
 
 demo: $(VENV)/.demo
 	@echo "== running the demo"

@@ -11,8 +11,8 @@ const WEB = dirname(dirname(fileURLToPath(import.meta.url)));
 const OUT = resolve(process.argv[2] ?? join(WEB, "..", "dist"));
 const TO = join(OUT, "package");
 const PARTS = ["device", "vendor", "npm", "node/disk_files.js", "node/host.js", "node/transport.js", "page/disk_indexeddb.js"];
-/** Of vendor/: copies for servers that send them compressed, and the build for WebGPU, which `join` does not try. */
-const LEFT_OUT = /\.br$|asyncify|webgpu|\.whole$/;
+/** Of vendor/: copies for servers that send them compressed, the page, and the build for WebGPU, which `join` does not try. */
+const LEFT_OUT = /\.br$|asyncify|webgpu|\.whole$|bundled/;
 
 const json = (path) => JSON.parse(readFileSync(path, "utf8"));
 

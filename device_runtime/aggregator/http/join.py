@@ -214,8 +214,10 @@ async def _posted(request: Request) -> LinkRequest:
 WEB = content("web")
 VENDOR, LOCK = "vendor", "package-lock.json"
 FOLDERS = ("page", "device", VENDOR)
-NOT_SERVED = "vendor.js"
-"""The script at the top of web/ that is not part of the page."""
+NOT_SERVED = ("bundle.js", "vendor.js")
+"""The scripts at the top of web/ that are not part of the page."""
+BUNDLED = f"{VENDOR}/bundled"
+"""The scripts of the page with all that they import in one file each, which are sent in place of those."""
 NEEDED = "ort/ort-wasm-simd-threaded.wasm"
 """A file in vendor/ without which no page can train."""
 TYPES = {
@@ -288,7 +290,12 @@ class JoinFiles:
     def of(cls, broker: str) -> JoinFiles:
         """The installed pages; `broker` as in `policies`. Raises MissingExtra."""
         web = page_folder()
-        return cls(web, library_folder(web), policies(broker))
+        pages = cls(web, library_folder(web), policies(broker))
+        if not pages._bundled_modules():
+            log.info(
+                "the page's modules are sent one by one: `device-runtime web fetch` makes one file of them"
+            )
+        return pages
 
     def answer(self, path: str, headers: Headers) -> Response:
         """The response to GET or HEAD of `path`, below /join/."""
@@ -302,11 +309,22 @@ class JoinFiles:
         return self._sent(file, headers, self._policies[computes(path)])
 
     def find(self, path: str) -> FoundFile | None:
-        """The file of a path; None if it does not exist or is not for browsers."""
+        """The file that is sent for a path; None if it does not exist or is not for browsers."""
+        bundled = self._file(f"{BUNDLED}/{path}")
+        return bundled if bundled and self._bundled_modules() else self._file(path)
+
+    def _bundled_modules(self) -> set[str]:
+        """The modules that the bundles consist of; none if one has changed since the bundles were written."""
+        listed = self._libraries / "bundled" / "inputs.json"
+        hashes = json.loads(listed.read_bytes()) if listed.is_file() else {}
+        current = all((file := self._file(path)) and self._hash(file) == hashes[path] for path in hashes)
+        return set(hashes) if current else set()
+
+    def _file(self, path: str) -> FoundFile | None:
         parts = path.split("/")
         if not all(_PART.fullmatch(part) for part in parts):
             return None
-        top = len(parts) == 1 and path.endswith(".js") and path != NOT_SERVED
+        top = len(parts) == 1 and path.endswith(".js") and path not in NOT_SERVED
         if not top and parts[0] not in FOLDERS:
             return None
         within = self._libraries if parts[0] == VENDOR else self._web
@@ -323,7 +341,10 @@ class JoinFiles:
         paths = [path.name for path in self._web.glob("*.js")]
         for folder, name in folders:
             paths += [f"{name}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.*")]
-        files = {path: self._hash(file) for path in sorted(paths) if (file := self.find(path))}
+        bundled = self._bundled_modules()
+        alone = {path for path in paths if not path.startswith(BUNDLED)} - bundled
+        alone |= {path for path in bundled if self._file(f"{BUNDLED}/{path}")}
+        files = {path: self._hash(file) for path in sorted(alone) if (file := self.find(path))}
         later = {path: files.pop(path) for path in list(files) if LATER.match(path)}
         return {"files": files, "later": later}
 

@@ -16,8 +16,8 @@ ERRORS = (AggregatorError,)
 
 NPM = ("npm", "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund")
 """Installs the packages of package-lock.json, verified by hash, and runs no script of theirs."""
-NAMED = ("package.json", "package-lock.json", "vendor.js")
-"""Files that the installation needs."""
+SCRIPTS = ("vendor.js", "bundle.js")
+"""What copies the libraries, and what makes one file of the modules of the page."""
 
 
 class FetchError(AggregatorError):
@@ -59,10 +59,11 @@ def fetch(web: Path, target: Path) -> None:
             )
     with tempfile.TemporaryDirectory(prefix="device-runtime-web-") as name:
         folder = Path(name)
-        for file in NAMED:
-            shutil.copy(web / file, folder / file)
+        unneeded = shutil.ignore_patterns("node_modules", "vendor", "tests", "vectors")
+        shutil.copytree(web, folder, ignore=unneeded, dirs_exist_ok=True)
         _run(NPM, folder)
-        _run(("node", "vendor.js"), folder)
+        for script in SCRIPTS:
+            _run(("node", script), folder)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             beside = target.with_name(f".{target.name}.new")

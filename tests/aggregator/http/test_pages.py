@@ -23,6 +23,7 @@ FILES = {
     "device/kinds/few_shot.js": SCRIPT,
     "worker.js": SCRIPT,
     "vendor.js": SCRIPT,
+    "bundle.js": SCRIPT,
     "package.json": "{}",
     "tests/a.test.js": SCRIPT,
     "node/run.js": SCRIPT,
@@ -72,6 +73,7 @@ def test_what_a_browser_needs_is_there_with_its_type(shelf):
     "path",
     [
         "vendor.js",
+        "bundle.js",
         "package.json",
         "tests/a.test.js",
         "node/run.js",
@@ -205,6 +207,33 @@ def test_the_bytes_of_a_first_visit_are_those_of_the_answers_to_a_browser(shelf)
         answer = get(shelf, path, accept_encoding="gzip, deflate, br")
         sent.append(len(answer.body) if hasattr(answer, "body") else Path(answer.path).stat().st_size)
     assert shelf.first_visit_bytes == sum(sent) > 0
+
+
+def test_scripts_are_sent_as_one_file_as_long_as_it_is_of_these_modules(shelf, web):
+    pages, libraries = web
+    modules = ("page/main.js", "device/kinds/few_shot.js")
+    hashes = {
+        path: base64.b64encode(hashlib.sha256((pages / path).read_bytes()).digest()) for path in modules
+    }
+    inputs = json.dumps({path: digest.decode() for path, digest in hashes.items()})
+    bundle = {
+        "bundled/page/main.js": "bundle",
+        "bundled/page/main.js.br": "short",
+        "bundled/inputs.json": inputs,
+    }
+    alone = set(shelf.listing()["files"])
+    lay(libraries, bundle)
+    assert Path(get(shelf, "page/main.js").path) == libraries / "bundled/page/main.js"
+    assert Path(get(shelf, "page/main.js", accept_encoding="br").path).read_text() == "short"
+    assert get(shelf, "device/kinds/few_shot.js").status_code == 200  # for a page that began with the modules
+    assert set(shelf.listing()["files"]) == alone - {"device/kinds/few_shot.js"}
+    assert (
+        shelf.listing()["files"]["page/main.js"]
+        == base64.b64encode(hashlib.sha256(b"bundle").digest()).decode()
+    )
+    (pages / "device/kinds/few_shot.js").write_text("changed")
+    assert Path(get(shelf, "page/main.js").path) == pages / "page/main.js"
+    assert set(shelf.listing()["files"]) == alone
 
 
 def test_the_listing_is_sent_once_and_compressed(shelf):
