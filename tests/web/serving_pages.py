@@ -31,6 +31,9 @@ class Pages(ThreadingHTTPServer):
         instead: dict[str, str | bytes],
         port: int = 0,
     ) -> None:
+        from device_runtime.aggregator.http.join import JoinFiles
+
+        self.files = JoinFiles(WEB, WEB / "vendor", ("", ""))
         self.config, self.tokens, self.instead = config, tokens, instead
         self.claims: dict[str, str] = {}
         self.failing: set[str] = set()
@@ -47,9 +50,7 @@ class Pages(ThreadingHTTPServer):
 
     def listing(self) -> dict[str, dict[str, str]]:
         """The files of the page with their hashes, as `serve --web` lists them."""
-        from device_runtime.aggregator.http.join import JoinFiles
-
-        listing = JoinFiles(WEB, WEB / "vendor", ("", "")).listing()
+        listing = self.files.listing()
         for path, content in self.instead.items():
             digest = hashlib.sha256(content.encode() if isinstance(content, str) else content).digest()
             listing["files"][path.removeprefix("/join/")] = base64.b64encode(digest).decode()
@@ -72,6 +73,9 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def translate_path(self, path: str) -> str:
         inside = path.split("?")[0].removeprefix("/join/")
+        file = self.server.files.find(inside)
+        if file:
+            return str(file.path)
         return str(WEB / inside) if ".." not in inside else str(WEB / "none")
 
     def end_headers(self) -> None:
