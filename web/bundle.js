@@ -1,6 +1,6 @@
 /**
  * Makes of the modules of the page and of its worker one file each, in vendor/bundled (`npm run bundle`): a phone then
- * asks for 20 files instead of 190. `inputs.json` has the SHA-256 in base64 of each module that is in them, so that a
+ * asks for 11 files instead of 185. `inputs.json` has the SHA-256 in base64 of each module that is in them, so that a
  * server sends them only where they are of its modules.
  */
 import { createHash } from "node:crypto";
