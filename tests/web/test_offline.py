@@ -77,7 +77,8 @@ def test_an_update_of_which_a_file_is_missing_changes_nothing(visit_kept):
     visitor, page = visit_kept()
     title = page.title()
     visitor.pages.close()
-    pages = restarted(visitor.pages, **{"page/index.html": "<title>half</title>", "page/page.css": "/* newer */"})
+    newer = {"page/index.html": "<title>half</title>", "page/page.css": "/* newer */"}
+    pages = restarted(visitor.pages, **newer)
     visitor.pages = pages
     pages.failing.add("/join/page/page.css")
     page.reload()
