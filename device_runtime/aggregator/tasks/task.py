@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 
 from device_runtime.aggregator.errors import TaskError
 from device_runtime.broker.wire import topics
@@ -336,6 +337,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         for kind in self.kinds:
             if not isinstance(kind, KindSettings):
                 raise TaskError(f"kinds has {kind!r}, expected KindSettings(name=.., settings=..)")
+        _convert(self)
         names = [kind.name for kind in self.kinds]
         if self.kinds is _default_kinds():
             msgspec.structs.force_setattr(self, "order", "default")
@@ -524,6 +526,30 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             msgspec.structs.replace(kind, settings=registry.settings(kind.strategy)) for kind in self.kinds
         ]
         return _encoder.encode(msgspec.structs.replace(self, kinds=tuple(full)))
+
+
+@cache
+def _types() -> tuple[tuple[str, Any, tuple[Any, ...]], ...]:
+    """Name, type and listed choices of each setting of a Task."""
+    types = {entry.name: entry.type for entry in msgspec.structs.fields(Task)}
+    return tuple(
+        (entry.name, types[entry.name], entry.choices) for entry in ranges.setting_fields(Task, True)
+    )
+
+
+def _convert(task: Task) -> None:
+    """Turn each value into its setting's type, as a file's are. Raises TaskError for one of another type."""
+    for name, kind, choices in _types():
+        value = getattr(task, name)
+        plain = value.item() if isinstance(value, np.generic) else value
+        try:
+            typed = msgspec.convert(plain, kind)
+        except msgspec.ValidationError as error:
+            reason = str(error).replace("Expected", "expected", 1)
+            expected = f"expected one of {', '.join(map(repr, choices))}" if choices else reason
+            raise TaskError(f"{name} is {value!r}: {expected}") from None
+        if type(typed) is not type(value):
+            msgspec.structs.force_setattr(task, name, typed)
 
 
 def _check_masks(task: Task, masks: MaskSettings) -> None:

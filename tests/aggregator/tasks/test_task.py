@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from device_runtime.aggregator.configuration import config
@@ -262,6 +263,28 @@ def test_settings_that_cannot_be_meant_are_refused_in_one_line(settings, text):
         tasks.load(None, settings)
     assert text in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"rounds": "5"}, "rounds is '5': expected `int`, got `str`"),
+        ({"rounds": 2.5}, "rounds is 2.5: expected `int`, got `float`"),
+        ({"family": "ab"}, "family is 'ab': expected `array`, got `str`"),
+        ({"late": "never"}, "late is 'never': expected one of 'discard', 'count'"),
+        ({"masks": {"helpers": ["a"]}}, "masks is {'helpers': ['a']}: mask helper 'a': expected NAME=KEY"),
+    ],
+)
+def test_values_of_another_type_are_refused_in_python_as_in_a_file(settings, text):
+    with pytest.raises(TaskError) as error:
+        Task(bundle="b", **settings)
+    assert text in str(error.value)
+
+
+def test_values_that_a_file_would_have_otherwise_become_those_of_the_setting():
+    settings = {"rounds": np.int64(3), "family": ["small"], "statistics": {"numbers": "int8"}}
+    task = Task(bundle="b", **settings)
+    assert (type(task.rounds), task.family, task.statistics.numbers) == (int, ("small",), "int8")
 
 
 def test_a_file_that_is_no_toml_or_not_there_is_named(tmp_path):
