@@ -47,7 +47,7 @@ web/vendor/.whole: web/package-lock.json web/vendor.js
 	@echo "== fetching the libraries of the page by which browsers join (npm)"
 	@if ! command -v npm > /dev/null; then \
 	  echo "   npm is not installed: tests of the browser's side will be skipped"; \
-	elif (cd web && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && npm run --silent vendor); then \
+	elif (cd web && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && node vendor.js); then \
 	  touch $@; \
 	else \
 	  echo "   npm could not fetch them: tests of the browser's side will be skipped"; \

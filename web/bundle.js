@@ -1,7 +1,7 @@
 /**
- * Makes of the modules of the page and of its worker one file each, in vendor/bundled (`npm run bundle`): a phone then
- * asks for 11 files instead of 185. `inputs.json` has the SHA-256 in base64 of each module that is in them, so that a
- * server sends them only where they are of its modules.
+ * Writes the page's modules as one file, and its worker's as another, into vendor/bundled (`npm run bundle`): a phone
+ * then asks for 11 files instead of 185. `inputs.json` has the SHA-256 of each of these modules in base64: a server
+ * that has other modules sends its own, one by one.
  */
 import { createHash } from "node:crypto";
 import { readFileSync, rmSync, writeFileSync } from "node:fs";

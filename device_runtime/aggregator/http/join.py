@@ -178,7 +178,7 @@ def _joinable(hosted: ServedTask) -> JoinableTask:
     kinds = tuple(kind.name for kind in task.kinds)
     joinable = JoinableTask(
         task.name,
-        Path(task.bundle).name,  # everybody may read it
+        Path(task.bundle).name,  # without its folder: everybody may read this
         task.rounds,
         task.round_deadline_s,
         kinds,
@@ -217,7 +217,7 @@ FOLDERS = ("page", "device", VENDOR)
 NOT_SERVED = ("bundle.js", "vendor.js")
 """The scripts at the top of web/ that are not part of the page."""
 BUNDLED = f"{VENDOR}/bundled"
-"""The scripts of the page with all that they import in one file each, which are sent in place of those."""
+"""The folder of the page's scripts with all that each imports; they are sent in place of the modules."""
 NEEDED = "ort/ort-wasm-simd-threaded.wasm"
 """A file in vendor/ without which no page can train."""
 TYPES = {

@@ -532,18 +532,16 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 def _types() -> tuple[tuple[str, Any, tuple[Any, ...]], ...]:
     """Name, type and listed choices of each setting of a Task."""
     types = {entry.name: entry.type for entry in msgspec.structs.fields(Task)}
-    return tuple(
-        (entry.name, types[entry.name], entry.choices) for entry in ranges.setting_fields(Task, True)
-    )
+    return tuple((entry.name, types[entry.name], entry.choices) for entry in ranges.setting_fields(Task))
 
 
 def _convert(task: Task) -> None:
-    """Turn each value into its setting's type, as a file's are. Raises TaskError for one of another type."""
-    for name, kind, choices in _types():
+    """Convert each setting to its type, as a task file's are. Raises TaskError for one that does not fit."""
+    for name, expected_type, choices in _types():
         value = getattr(task, name)
         plain = value.item() if isinstance(value, np.generic) else value
         try:
-            typed = msgspec.convert(plain, kind)
+            typed = msgspec.convert(plain, expected_type)
         except msgspec.ValidationError as error:
             reason = str(error).replace("Expected", "expected", 1)
             expected = f"expected one of {', '.join(map(repr, choices))}" if choices else reason
